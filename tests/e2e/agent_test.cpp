@@ -8,7 +8,6 @@
 #include <array>
 #include <atomic>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "actors/agent_client.h"
@@ -17,6 +16,7 @@
 #include "runtime/engine/engine.h"
 #include "tests/support/agent_process.h"
 #include "tests/support/agent_speaker.h"
+#include "tests/support/own_time.h"
 #include "tests/support/tool_runner.h"
 #include "tests/support/until.h"
 #include "tools/agent/telemetry_port.h"
@@ -61,19 +61,6 @@ TEST(Agent, RegistersFlowsAndTellsTheirShares) {
   EXPECT_EQ(agent.status()["slots"]["used"], 0);
 }
 
-/// How long the threads of a process waited for a processor, all together, as the kernel counts it.
-double waited_ms(pid_t process) {
-  double waited = 0;
-  const std::filesystem::path tasks = "/proc/" + std::to_string(process) + "/task";
-  for (const auto& task : std::filesystem::directory_iterator(tasks)) {
-    uint64_t ran_ns = 0;
-    uint64_t waited_ns = 0;
-    std::ifstream(task.path() / "schedstat") >> ran_ns >> waited_ns;
-    waited += static_cast<double>(waited_ns) * 1e-6;
-  }
-  return waited;
-}
-
 // From the datagram's way to the kernel until another process can read the share, but for the time
 // in which a busy machine let neither of them run.
 TEST(Agent, ADatagramMovesTheShareWithinTenMilliseconds) {
@@ -90,13 +77,11 @@ TEST(Agent, ADatagramMovesTheShareWithinTenMilliseconds) {
     const Instant later = clock.now() + milliseconds(60);
     ASSERT_TRUE(until([&] { return clock.now() >= later; }));
     const uint32_t before = seen.of(*entered).hint.share;
-    const double waited = waited_ms(agent.pid()) + waited_ms(getpid());
-    const Instant said = clock.now();
+    const test::OwnTime since_it_was_said({agent.pid(), getpid()});
     speaker.say(i % 2 == 0 ? 1 : 0, 220);
     speaker.say(i % 2 == 0 ? 0 : 1, 0);
     ASSERT_TRUE(until([&] { return seen.of(*entered).hint.share != before; }));
-    const double took = static_cast<double>((clock.now() - said).count()) * 1e-6;
-    ms.push_back(took - (waited_ms(agent.pid()) + waited_ms(getpid()) - waited));
+    ms.push_back(since_it_was_said.ms());
   }
   std::sort(ms.begin(), ms.end());
   std::printf("datagram to share: median %.2f ms, longest %.2f ms\n", ms[10], ms.back());

@@ -207,16 +207,20 @@ TEST(Check, MoreHostsThanTheSoftLimitOfOpenFilesAllows) {
 TEST(Check, RanksEndWithTheCommandThatStartedThem) {
   const TemporaryFolder folder;
   // The second never comes, so that the first waits; it is beyond the reach of signals.
+  const std::string number = folder.path() + "/rank";
   const std::string file =
-      shell(folder, "[ $host = h1 ] || exec tail -f /dev/null\n\"$@\" <&0 &\necho $! > " +
-                        folder.path() + "/rank\nexec tail -f /dev/null");
-  const ToolRun run =
-      run_program("/usr/bin/timeout", {"--foreground", "-s", "TERM", "2", NHA_TOOL_FILE, "check",
-                                       "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--port",
-                                       port_to_meet_at(), "--timeout", "60", "--ssh", file});
+      shell(folder, "[ $host = h1 ] || exec tail -f /dev/null\n\"$@\" <&0 &\necho $! > " + number +
+                        "\nexec tail -f /dev/null");
+  const ToolRun run = run_program(
+      "/bin/sh",
+      {"-c",
+       R"("$@" & command=$!; sleep 2; until [ -s "$0" ]; do kill -0 $command || exit 0; )"
+       "sleep 0.05; done; kill -TERM $command; wait $command",
+       number, NHA_TOOL_FILE, "check", "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--port",
+       port_to_meet_at(), "--timeout", "60", "--ssh", file});
   EXPECT_NE(run.status, 0);
   pid_t rank = -1;
-  std::ifstream(folder.path() + "/rank") >> rank;
+  std::ifstream(number) >> rank;
   ASSERT_GT(rank, 0) << run.out << run.err;
   const int handle = static_cast<int>(syscall(SYS_pidfd_open, rank, 0));
   if (handle >= 0) {  // else it is gone already

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/paths_in_lab.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
 
 namespace nccl_ha::tests {
@@ -19,7 +21,7 @@ namespace {
 struct NicSituation {
   std::string name;
   std::string setup;
-  std::string fault = "cut rail0 --for 1200ms@900ms";
+  std::string fault = "cut rail0 --for 1200ms@up";  ///< as paths_in_lab.h has it
   /// The job goes on over the shadow; else it waits until its own NIC is back.
   bool moves = true;
   /// Carries while rail0 is cut.
@@ -54,9 +56,6 @@ const std::string other_namespace =
 
 const std::string no_ipv4 = "ip -4 addr flush dev rail0; ip -4 addr flush dev rail1; ";
 
-/// With so many each has 25 ms at first, which a busy machine may not keep.
-const std::string many_pairs = "cut rail0 --for 1200ms@4s";
-
 /// Where both hosts change something: the other one may have begun before this one's path stood by.
 const std::string ready_or_begun = "stands by\\|unreachable\\|is down";
 
@@ -66,8 +65,7 @@ const std::vector<NicSituation> nic_situations = {
     {"ABridgeOfAnotherSubnetOnEachHost", a_bridge("cni0", "10.244.$N.1/24")},
     {"EndsOfContainersCables",
      "for i in 1 2 3; do ip link add cali$i type veth peer name c$i; ip link set cali$i up; "
-     "unshare -n sleep 30 & ip link set c$i netns $! up 2>/dev/null || ip link set c$i up; done; ",
-     many_pairs},
+     "unshare -n sleep 30 & ip link set c$i netns $! up 2>/dev/null || ip link set c$i up; done; "},
     {"AnAddressThatBothHostsHave",
      "ip link add shared type veth peer name sharedq; ip link set sharedq up; "
      "ip addr add 10.1.0.1/32 dev shared; ip link set shared up; "},
@@ -76,8 +74,7 @@ const std::vector<NicSituation> nic_situations = {
      "ip addr add 198.18.1.$N/24 dev rail1; "},
     {"ManyAddressesThatLeadNowhere",
      "for i in 1 2 3 4 5; do ip addr add 10.$((N * 10 + i)).9.9/24 dev rail1; "
-     "ip addr add 10.$((N * 10 + i)).8.9/24 dev rail0; done; ",
-     many_pairs},
+     "ip addr add 10.$((N * 10 + i)).8.9/24 dev rail0; done; "},
     {"ALabel", "ip addr add 198.18.5.$N/24 dev rail0 label rail0:1; "},
     {"AMacvlanIsNoSecondCable",
      "ip link add link rail0 name mv0 type macvlan mode bridge; "
@@ -91,7 +88,7 @@ const std::vector<NicSituation> nic_situations = {
     {"Ipv6Only", no_ipv4 + "ip addr add 2001:db8::$N/64 dev rail0 nodad; "
                            "ip addr add 2001:db8:1::$N/64 dev rail1 nodad; "},
     {"DhcpHasFailedOnOne", "ip addr flush dev rail1; ip addr add 169.254.7.$N/16 dev rail1; ",
-     "cut rail0 --for 1200ms@900ms", true, "rail1", "true", "rail0"},
+     "cut rail0 --for 1200ms@up", true, "rail1", "true", "rail0"},
     {"HostRoutes",
      "for i in 0 1; do ip -4 addr flush dev rail$i; ip addr add 10.9.$i.$N/32 dev rail$i; "
      "ip route add 10.9.$i.$M/32 dev rail$i src 10.9.$i.$N; done; "},
@@ -141,12 +138,15 @@ std::map<std::string, uint64_t> sent_by(const std::string& out) {
 
 ToolRun run_nics(const NicSituation& situation, const std::string& threads) {
   static int labs = 0;
+  const TemporaryFolder folder;
+  const bool waits = situation.fault.find("@up") != std::string::npos;
   const std::string job =
+      (waits ? tell_of_paths(folder.path()) : "") +
       "N=$((RANK + 1)); M=$((2 - RANK)); LOG=$(mktemp); " + situation.setup + "(" +
       logged(situation.after) + situation.later +
       ") >/dev/null 2>&1 & nccl-ha perf all_reduce -b 256K -e 256K -w 0 -I 20 --timeout 50 --fault "
       "'" +
-      situation.fault +
+      with_files_of(folder.path(), situation.fault) +
       "' -v 2>&1 | tee $LOG; status=${PIPESTATUS[0]}; rm $LOG; for i in /sys/class/net/*; do echo "
       "sent $RANK ${i##*/} "
       "$(cat $i/statistics/tx_bytes); done; exit $status";

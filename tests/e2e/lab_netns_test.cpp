@@ -153,23 +153,26 @@ TEST(Lab, FaultsByNameWhileItRuns) {
 
 TEST(Lab, ASlowLinkIsSlow) {
   // Rank 0 sends 1 MB and waits for the answer; at 8 Mbit/s that takes a second, less the 70 KB
-  // that the bucket holds.
+  // that the bucket holds.  Of three times the least is told, which a busy machine delays least.
   const std::string talk = R"(
 import os, socket, time
 peer = ("198.18.1.2", 9999)
 if os.environ["RANK"] == "1":
     listening = socket.create_server(peer)
     end = listening.accept()[0]
-    while end.recv(65536)[-1:] != b"!": pass
-    end.send(b"done")
+    while data := end.recv(65536):
+        if data[-1:] == b"!": end.send(b"done")
 else:
     while True:
         try: end = socket.create_connection(peer); break
         except ConnectionRefusedError: pass
-    started = time.monotonic()
-    end.sendall(b"x" * 1000000 + b"!")
-    assert end.recv(4) == b"done"
-    print("took", round(time.monotonic() - started, 2))
+    took = []
+    for _ in range(3):
+        started = time.monotonic()
+        end.sendall(b"x" * 1000000 + b"!")
+        assert end.recv(4) == b"done"
+        took.append(time.monotonic() - started)
+    print("took", round(min(took), 2))
 )";
   const auto seconds = [&](const char* script) {
     const ToolRun run = lab(

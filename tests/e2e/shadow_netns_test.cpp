@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/paths_in_lab.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
 
 namespace nccl_ha::tests {
@@ -17,10 +19,13 @@ constexpr const char* verified = "Out of bounds values : 0 OK";
 constexpr const char* moved = " moved to the shadow path 1";
 constexpr const char* moved_back = " moved back to path 0";
 
-/// Two hosts with two rails that reduce for as long as the faults go on, and a little longer.
+/// Two hosts with two rails that reduce for as long as the faults go on, and a little longer. Times
+/// may be @up and @back (paths_in_lab.h).
 ToolRun reduce(const std::string& faults, const std::vector<std::string>& settings,
                const std::string& more = "") {
   static int labs = 0;
+  const TemporaryFolder folder;
+  const bool waits = faults.find("@up") != std::string::npos;
   std::vector<std::string> arguments{
       "lab",       "run",
       "pair",      "-q",
@@ -32,8 +37,9 @@ ToolRun reduce(const std::string& faults, const std::vector<std::string>& settin
   arguments.insert(
       arguments.end(),
       {"--env", "HA_NCCL_FABRIC=datagram", "--", "bash", "-c",
-       "exec nccl-ha perf all_reduce -b 256K -e 256K -w 0 -I 20 --timeout 100 --fault '" + faults +
-           "' " + more + " 2>&1"});
+       (waits ? tell_of_paths(folder.path()) : "") +
+           "exec nccl-ha perf all_reduce -b 256K -e 256K -w 0 -I 20 --timeout 100 --fault '" +
+           with_files_of(folder.path(), faults) + "' " + more + " 2>&1"});
   return run_program(NHA_TOOL_FILE, arguments, {}, std::chrono::seconds(120));
 }
 
@@ -41,7 +47,7 @@ class ShadowModes : public testing::TestWithParam<const char*> {};
 
 TEST_P(ShadowModes, ARailThatIsGoneForGood) {
   // The second fault hits a rail that nothing uses any more, a second later.
-  const ToolRun run = reduce("cut rail0@400ms, slow rail0 1gbit@1500ms", {GetParam()});
+  const ToolRun run = reduce("cut rail0@up, slow rail0 1gbit@1100ms", {GetParam()});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_EQ(count(run.out, moved), 2U) << "one for each connection: " << run.out;
@@ -50,7 +56,8 @@ TEST_P(ShadowModes, ARailThatIsGoneForGood) {
 
 TEST_P(ShadowModes, EitherRailInTurnSilentOrPulled) {
   const ToolRun run = reduce(
-      "cut rail0 --silent --for 700ms@200ms..500ms, cut rail1 --silent --for 700ms@1500ms..1900ms, "
+      "heal@up, cut rail0 --silent --for 700ms@200ms..500ms, cut rail1 --silent --for "
+      "700ms@1500ms..1900ms, "
       "cut rail0 --for 700ms@3s..3500ms, cut rail1 --for 700ms@5s..5500ms",
       {GetParam()}, "--json /dev/stdout");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
@@ -67,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, ShadowModes,
                          });
 
 TEST(Shadow, TrafficGoesBackWhereThatIsWanted) {
-  const ToolRun run = reduce("cut rail0 --silent --for 500ms@1500ms, slow rail1 8gbit@4700ms",
+  const ToolRun run = reduce("cut rail0 --silent --for 500ms@up, slow rail1 8gbit@3200ms",
                              {"HA_NCCL_ENABLE_FAILBACK=1", "HA_NCCL_FAILBACK_MS=500",
                               "HA_NCCL_DEBUG=2", "NCCL_DEBUG=INFO"},
                              "-v");
@@ -81,7 +88,7 @@ TEST(Shadow, TrafficGoesBackWhereThatIsWanted) {
 // sides have to find each other again.
 // Three times HA_NCCL_RTO_MS is less than the second cut lasts, so that its path is given up.
 TEST(Shadow, OneRailForGoodAndTheOtherForAWhile) {
-  const ToolRun run = reduce("cut rail0@400ms, cut rail1 --for 1200ms@1500ms, slow rail1 8gbit@4s",
+  const ToolRun run = reduce("cut rail0@up, cut rail1 --for 1200ms@1100ms, slow rail1 8gbit@3600ms",
                              {"HA_NCCL_RTO_MS=300"}, "-v");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
@@ -100,9 +107,9 @@ TEST(Shadow, WithoutItAConnectionWaitsForItsOwnNic) {
 }
 
 // The standby's cable is out for longer than one attempt lasts, and between the rails there is no
-// way.  A host whose ARP had no answer asks again after a second.
+// way.
 TEST(Shadow, ARailThatWasOutForLongCarriesWhenTheOtherOneFails) {
-  const ToolRun run = reduce("cut rail1 --for 4s@1500ms, cut rail0 --for 3s@7700ms", {});
+  const ToolRun run = reduce("cut rail1 --for 4s@up, cut rail0 --for 3s@back", {});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(count(run.out, verified), 1U) << run.out;
   EXPECT_GE(count(run.out, "rail1 has no link"), 1U) << run.out;

@@ -341,11 +341,16 @@ TEST_P(LostPeer, AProcessThatStandsStillWhileAConnectionIsMadeCostsOnlyTime) {
   Child child([&](int fd) { return acceptor_role(fd, std::get<0>(GetParam()), rounds); });
   library_ = load_library(std::get<1>(GetParam()));
   ASSERT_NE(library_, nullptr);
+  int held_up = 0;
   for (int round = 0; round < rounds; ++round) {
     tools::NetHandle handle{};
     ASSERT_TRUE(read_all(child.fd(), handle.data(), handle.size())) << "round " << round;
     // Somewhere in the handshake, which takes a millisecond or two.
-    const auto stop_at = std::chrono::steady_clock::now() + std::chrono::microseconds(round * 250);
+    const auto begun = std::chrono::steady_clock::now();
+    const auto stop_at = begun + std::chrono::microseconds(round * 250);
+    if (round == 0) {
+      child.signal_child(SIGSTOP);  // whatever runs first
+    }
     std::thread stopper([&] {
       until([&] { return std::chrono::steady_clock::now() >= stop_at; });
       child.signal_child(SIGSTOP);
@@ -362,11 +367,13 @@ TEST_P(LostPeer, AProcessThatStandsStillWhileAConnectionIsMadeCostsOnlyTime) {
           return failed || comm != nullptr;
         },
         seconds(25)));
+    held_up += std::chrono::steady_clock::now() - begun > seconds(1) ? 1 : 0;
     stopper.join();
     ASSERT_FALSE(failed) << "round " << round;
     ASSERT_TRUE(write_all(child.fd(), "!", 1));
     EXPECT_TRUE(api().close_send(comm));
   }
+  EXPECT_GE(held_up, 1) << "it stood still when all connections had been made";
   EXPECT_EQ(child.wait(), 0) << "accept() failed";
   part();
 }

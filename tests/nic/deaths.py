@@ -48,7 +48,7 @@ KINDS = {
     "cut": Kind("the cable, unseen by the port", [["cut", "@"]], LOST),
     "cut-link": Kind("the cable", [["cut", "@", "link"]], LOST),
     "cut-out": Kind("what it sends is lost", [["cut", "@", "out"]], LOST),
-    "cut-in": Kind("what it is sent is lost", [["cut", "@", "in"]]),
+    "cut-in": Kind("what it is sent is lost", [["cut", "@", "in"]], LOST),
     "flap": Kind("the cable, three times for 100 ms",
                  [["cut", "@", "link"], 0.1, ["heal", "@", "link"], 0.1] * 3, LOST),
     "hold": Kind("packets stay in the network for 300 ms, then the cable goes",
@@ -139,8 +139,9 @@ def run(options, name, mode, number):
                 time.sleep(step)
             else:
                 job.nic([device if word == "@" else word for word in step])
+        over = bool(kind.steps) and job.process.poll() == 0  # before all of it was done
         status, out = job.end(options.seconds + 90)
-        if not happened(kind, job.show(device)):
+        if over or not happened(kind, job.show(device)):
             return None
         text = job.log.read_text(errors="replace")
         verdict = {0: "went on", None: "hung", 3: "hung"}.get(

@@ -20,6 +20,7 @@
 #include "runtime/fabric/verbs/rc_factory.h"
 #include "runtime/fabric/verbs/ud_io.h"
 #include "tests/support/log_lines.h"
+#include "tests/support/own_time.h"
 
 namespace nccl_ha::test {
 namespace {
@@ -245,23 +246,26 @@ TEST(NicProduct, MemoryIsRegisteredWithAnotherDeviceWhenAPathGoesThere) {
     }
     EXPECT_EQ(commands(), before) << "perhaps no path ever goes there";
     std::vector<double> took;
+    std::vector<double> took_ms;  // but for what other programs took
     std::vector<uint32_t> keys;
     for (const int time : {1, 2}) {
       for (size_t i = 0; i < own.size(); ++i) {
+        const OwnTime own_time({getpid()});
         const auto start = std::chrono::steady_clock::now();
         const auto there = provider->keys_on(at(1), 1, at(0), own[i].remote_key, false);
         ASSERT_TRUE(there) << there.error().message();
         if (time == 1) {
           took.push_back(seconds_since(start));
+          took_ms.push_back(own_time.ms());
           keys.push_back(there->remote_key);
         }
         EXPECT_EQ(there->remote_key, keys[i]);
       }
       EXPECT_EQ(commands(), before + own.size());
     }
-    std::ranges::sort(took);
-    EXPECT_GT(took.front(), 0.0004) << "1,024 pages";
-    EXPECT_LT(took[took.size() / 2], 0.010);
+    std::ranges::sort(took_ms);
+    EXPECT_GT(std::ranges::min(took), 0.0004) << "1,024 pages";
+    EXPECT_LT(took_ms[took_ms.size() / 2], 10);
     for (const fabric::Registration& one : own) {
       EXPECT_TRUE(provider->remove_memory(one));
     }
@@ -281,13 +285,14 @@ TEST(NicProduct, ADeviceThatHangsHoldsUpNobodyForLongWhoRegistersMemory) {
     const auto made = provider->add_memory(at(0), 1, memory.data(), memory.size(), false);
     ASSERT_TRUE(made) << made.error().message();
     control.set_mode(host, 1, emulated::Mode::hung);
+    const auto asked = [&] { return control.device(host, 1).counters.verbs.load(); };
+    const uint64_t before = asked();
     const auto pages = std::make_shared<Pages>(page_bytes);
-    auto start = std::chrono::steady_clock::now();
     auto own = provider->own_memory(at(1), 1, {pages, pages->data()}, pages->size());
     EXPECT_TRUE(own) << own.error().message();
     own = Result<std::shared_ptr<fabric::OwnMemory>>(nullptr);
-    EXPECT_LT(seconds_since(start), 0.1) << "nobody has asked the device";
-    start = std::chrono::steady_clock::now();
+    EXPECT_EQ(asked(), before) << "nobody waits for the device";
+    auto start = std::chrono::steady_clock::now();
     const auto there = provider->keys_on(at(1), 1, at(0), made->local_key, true);
     EXPECT_LT(seconds_since(start), 1) << "a worker";
     ASSERT_FALSE(there);

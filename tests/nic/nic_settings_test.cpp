@@ -27,7 +27,7 @@ TEST(NicSettings, CommandsTakeTheirTimeOneAfterAnother) {
 }
 
 TEST(NicSettings, JitterFollowsFromTheSeed) {
-  const auto took = [](const std::string& seed) {
+  const auto took_once = [](const std::string& seed) {
     double seconds = 0;
     int ends[2];
     EXPECT_EQ(pipe(ends), 0);
@@ -44,7 +44,9 @@ TEST(NicSettings, JitterFollowsFromTheSeed) {
   };
   std::vector<double> times;
   for (int seed = 1; seed <= 6; ++seed) {
-    times.push_back(took(std::to_string(seed)));
+    const std::string text = std::to_string(seed);
+    // What a busy machine adds follows from no seed.
+    times.push_back(std::min({took_once(text), took_once(text), took_once(text)}));
   }
   EXPECT_GT(*std::max_element(times.begin(), times.end()),
             *std::min_element(times.begin(), times.end()) + 0.005);

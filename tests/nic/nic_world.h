@@ -195,4 +195,26 @@ struct QueuePairs {
   }
 };
 
+inline bool await(const std::function<bool()>& done, double limit = 5) {
+  for (const auto start = std::chrono::steady_clock::now(); !done();) {
+    if (seconds_since(start) > limit) {
+      return false;
+    }
+    poll(nullptr, 0, 1);
+  }
+  return true;
+}
+
+/// Writes until that does not succeed any more.
+inline ibv_wc_status first_failure(QueuePairs& pairs) {
+  ibv_wc_status status = IBV_WC_SUCCESS;
+  EXPECT_TRUE(await([&] {
+    EXPECT_EQ(pairs.a.post(IBV_WR_RDMA_WRITE, 1, pairs.b, 8), 0);
+    const auto wc = pairs.a.complete();
+    status = wc ? wc->status : IBV_WC_GENERAL_ERR;
+    return status != IBV_WC_SUCCESS;
+  }));
+  return status;
+}
+
 }  // namespace nccl_ha::test

@@ -139,6 +139,7 @@ TEST(Routes, NoRouteOfAThousandHostsGoesRoundOrTooFar) {
   ASSERT_EQ(table.entries().size(), 999U);
   for (const relay::RouteEntry& entry : table.entries()) {
     EXPECT_GT(entry.distance, 0U);
+    EXPECT_EQ(entry.routes.empty(), entry.distance > options.relays_max + 1U);
     for (const relay::Route& route : entry.routes) {
       EXPECT_TRUE(relay::check_route(route.nodes, 0, relay::NodeId{1}, options.relays_max));
       EXPECT_EQ(route.nodes.back(), entry.destination);

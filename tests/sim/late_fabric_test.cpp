@@ -122,6 +122,7 @@ TEST_F(LateFabric, OneOfSeveralWithoutAnAddressIsMadeAnew) {
 TEST_F(LateFabric, AConnectionWithoutAnyAddressAtFirstComesUpLater) {
   paths_.refused = 1;
   connect();
+  EXPECT_EQ(paths_.refused, 0U) << "the fault did not happen";
   begin_traffic(20);
   finish_traffic();
 }

@@ -151,6 +151,10 @@ TEST(RailsKeys, AChunkThatNoRailTakesWaitsForTheFirstOne) {
   plan.seed = 8;
   plan.groups = 20;
   ASSERT_EQ(pair.transfer(plan, seconds(60)), "");
+  EXPECT_GT(pair.sender().nics[1]->verbs().failures(sim::Verb::register_memory) +
+                pair.sender().nics[2]->verbs().failures(sim::Verb::register_memory),
+            0U)
+      << "nothing was refused";
 }
 
 TEST_P(Rails, UnequalRailsAddUp) {
@@ -436,13 +440,17 @@ TEST_P(Rails, AHintedRailThatFailsIsReplaced) {
   config.mpib_mode = 1;
   SimPair pair = make(27, config, 2, true, hints);
   ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto lost = [&] { return pair.world().network().counts().cut; };
   set_rail(pair, 1, dark());
   ASSERT_EQ(transfer(pair, 27), "");
+  EXPECT_GT(lost(), 0U) << "the fault did not happen";
   hints->value = 0;
   set_rail(pair, 1, {});
   pass(pair, seconds(5));
+  const uint64_t before = lost();
   set_rail(pair, 0, dark());
   ASSERT_EQ(transfer(pair, 28), "");
+  EXPECT_GT(lost(), before) << "nor did the other one";
 }
 
 TEST_P(Rails, ADeviceThatIsNotThereAtFirstHoldsNobodyUp) {

@@ -514,6 +514,7 @@ TEST(RelayDrain, TakesNobodyTellsAllAndEndsSessionsOneByOne) {
   std::vector<Duration> at;
   for (int64_t i = 1; i <= 4; ++i) {
     ASSERT_TRUE(line.world().run_until([&] { return ended() >= i; }, seconds(1))) << i;
+    EXPECT_EQ(ended(), i) << "they are not ended one by one";
     at.push_back(line.world().network().now() - began);
     EXPECT_NE(pairs[static_cast<size_t>(i - 1)]->ends[0].owner.last_error.what.find(
                   "the relay node ends"),

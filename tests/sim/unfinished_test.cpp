@@ -49,7 +49,7 @@ TEST_P(Unfinished, ASendThatTheReceiverDidNotGetIsNotDoneWhenItCloses) {
                                      seconds(1)));
   EXPECT_NE(pair.error().find("the peer closed the connection"), std::string::npos) << pair.error();
   EXPECT_NE(send->state.load(), RequestState::done);
-  EXPECT_GT(pair.world().network().counts().cut + pair.world().rdma().counts.packets, 0U);
+  EXPECT_GT(pair.world().network().counts().cut, 0U) << "the fault did not happen";
 }
 
 /// closeSend with a send open, where only the path itself can tell the peer of it.

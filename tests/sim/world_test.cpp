@@ -93,6 +93,7 @@ TEST(SimWorld, SeveralWorkersPerProcess) {
   config.progress_threads = 3;
   SimPair pair(5, {}, config);
   ASSERT_TRUE(pair.connect()) << pair.error();
+  ASSERT_EQ(pair.sender().engine->worker_count(), 3U);
   TransferPlan plan;
   plan.groups = 10;
   EXPECT_EQ(pair.transfer(plan, seconds(20)), "");

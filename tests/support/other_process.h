@@ -42,6 +42,7 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   int fd() const { return fd_; }
+  pid_t pid() const { return pid_; }
   void signal_child(int number) const { kill(pid_, number); }
   int wait() {
     int status = 0;

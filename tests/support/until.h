@@ -1,10 +1,13 @@
 #pragma once
 
 #include <sched.h>
+#include <sys/types.h>
 #include <time.h>
 
 #include <chrono>
+#include <fstream>
 #include <functional>
+#include <string>
 
 namespace nccl_ha::test {
 
@@ -25,6 +28,15 @@ inline bool until(const std::function<bool()>& step,
     }
   }
   return true;
+}
+
+/// A thread of this process sleeps in the kernel: 'S' behind the name in proc(5)'s stat.
+inline bool sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t name_ends = line.rfind(')');
+  return name_ends != std::string::npos && line.compare(name_ends, 3, ") S") == 0;
 }
 
 }  // namespace nccl_ha::test

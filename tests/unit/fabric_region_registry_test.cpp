@@ -11,6 +11,7 @@
 
 #include "runtime/base/own_fd.h"
 #include "runtime/fabric/region_registry.h"
+#include "tests/support/until.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -103,13 +104,17 @@ TEST_F(RegionBookTest, ADeviceThatTakesLongHoldsUpWhoNeedsThatRegionOnly) {
   EXPECT_TRUE(on_other(0, 10, true, {2, 0}, make(90))) << "another device";
   book_.add(0, {30, 31, 0}, {nullptr, 4, false, -1, 0});
   EXPECT_EQ(book_.remove(0, 20).size(), 1U);
+  std::promise<pid_t> asks;
   std::atomic<int> through{0};
   std::thread same([&] {
+    asks.set_value(gettid());
     EXPECT_EQ(on_other(0, 11, false, {1, 0}, make(100))->handle, 72U) << "made twice";
     ++through;
     EXPECT_EQ(book_.remove(0, 10).size(), 2U) << "it is not given back";
     ++through;
   });
+  const pid_t waits = asks.get_future().get();
+  EXPECT_TRUE(test::until([&] { return test::sleeps(waits); }));
   EXPECT_EQ(through.load(), 0);
   slow.answers.set_value();
   first.join();
@@ -136,16 +141,15 @@ TEST_F(RegionBookTest, AFailureIsToldToWhoeverWaitsAndAWorkerHasOthersToServe) {
   EXPECT_EQ(worker.error().sys, EBUSY);
   EXPECT_GE(took, RegionRegistry::worker_patience);
   EXPECT_LT(took, 10 * RegionRegistry::worker_patience);
-  std::promise<void> asks;
+  std::promise<pid_t> asks;
   std::thread same([&] {
-    asks.set_value();
-    const auto heard = on_other(0, 10, true, {1, 0}, [](const RegionOrigin&) {
-      return Result<RegionKeys>(fail(Errc::timed_out, "it hangs", EBUSY));
-    });
+    asks.set_value(gettid());
+    const auto heard = on_other(0, 10, true, {1, 0}, make(80));
     EXPECT_EQ(heard.code(), Errc::timed_out);
     EXPECT_EQ(heard.error().sys, EBUSY);
   });
-  asks.get_future().wait();
+  const pid_t waits = asks.get_future().get();
+  EXPECT_TRUE(test::until([&] { return test::sleeps(waits); }));
   slow.answers.set_value();
   first.join();
   same.join();

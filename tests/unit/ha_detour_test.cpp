@@ -253,6 +253,7 @@ TEST_F(DetourTest, OthersAreLaterByTheSpread) {
 
 /// Whatever both ranks do: trials are rare, and each has one way there and one back at most.
 TEST_F(DetourTest, RandomSpeedsNeverMakeItOscillate) {
+  uint64_t all = 0;
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     static_cast<TwoRanks&>(*this) = {};
     Random random(seed);
@@ -270,7 +271,9 @@ TEST_F(DetourTest, RandomSpeedsNeverMakeItOscillate) {
     // pause of four waits the wait doubles.
     EXPECT_LE(leaves + returns, 40U) << "seed " << seed;
     EXPECT_LE(moves, 2 * (leaves + returns)) << "seed " << seed;
+    all += leaves;
   }
+  EXPECT_GT(all, 0U) << "no rank was ever left";
 }
 
 }  // namespace

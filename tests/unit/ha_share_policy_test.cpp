@@ -123,15 +123,18 @@ TEST(SharePolicy, OneLevelThatIsWrongAmongManyDoesNotCount) {
 TEST(SharePolicy, BackpressureThatComesBackIsHeldLonger) {
   SharePolicy policy({});
   Instant now = policy_begin;
+  int begins = 0;
   int ends = 0;
   bool pressed = false;
   for (int i = 0; i < 10000; ++i, now += milliseconds(1)) {
     policy.on_level(0, 0, now);
     policy.on_level(1, i % 20 < 3 ? 255 : 0, now);
     const bool is = policy.decide(now).backpressure;
+    begins += !pressed && is ? 1 : 0;
     ends += pressed && !is ? 1 : 0;
     pressed = is;
   }
+  EXPECT_GT(begins, 0);
   EXPECT_LE(ends, 3) << "in ten seconds of five hundred lies";
 }
 
@@ -320,6 +323,7 @@ TEST(SharePolicyLoop, TheShareDoesNotOscillate) {
         worst = std::max(worst, outcome.deviation);
         EXPECT_LE(outcome.deviation, deviation_max)
             << trouble.name << ", second rail " << second_rate << ", seed " << seed;
+        EXPECT_TRUE(second_rate > 0.3 || outcome.mean < 512) << trouble.name << " keeps it still";
       }
       std::printf("%-20s second rail %.2f: deviation of the share at most %.1f\n", trouble.name,
                   second_rate, worst);
@@ -329,6 +333,7 @@ TEST(SharePolicyLoop, TheShareDoesNotOscillate) {
 
 // Shallow queues and nearly as much load as both carry: each swing fills one of them.
 TEST(SharePolicyLoop, BackpressureDoesNotFlap) {
+  int all = 0;
   for (const LoopTrouble& trouble : troubles) {
     int worst = 0;
     for (uint64_t seed = 1; seed <= test::sim_alike(20); ++seed) {
@@ -339,9 +344,11 @@ TEST(SharePolicyLoop, BackpressureDoesNotFlap) {
       network.full_level = 245;
       worst = std::max(worst, run_loop(trouble, network, seed).overrides);
     }
+    all += worst;
     EXPECT_LE(worst, overrides_max) << trouble.name;
     std::printf("%-20s backpressure begins at most %d times in six seconds\n", trouble.name, worst);
   }
+  EXPECT_GT(all, 0) << "no queue was ever full";
 }
 
 }  // namespace

@@ -77,11 +77,11 @@ TEST_P(FindEgress, AsTheKernelSends) {
         const std::string setup = std::string("PATH=$PATH:/usr/sbin:/sbin; ") + one.setup;
         ASSERT_EQ(std::system(setup.c_str()), 0);
         Egress egress;
-        // The kernel hears of a new link's carrier, without which IPv6 has no addresses, in a
-        // worker's turn.
+        // The kernel hears of a new link's carrier, without which IPv6 has neither addresses nor
+        // routes there, in a worker's turn, and of each link by itself.
         test::until([&] {
           egress = find_egress(address(one.from), address(one.to));
-          return egress.kind != Kind::unknown || one.kind == Kind::unknown;
+          return egress.kind == one.kind && egress.interface == index_of(one.interface);
         });
         EXPECT_EQ(egress.kind, one.kind);
         EXPECT_EQ(egress.interface, index_of(one.interface));

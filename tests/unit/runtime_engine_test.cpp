@@ -8,8 +8,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -17,6 +15,7 @@
 
 #include "runtime/engine/engine.h"
 #include "runtime/streams/stream.h"
+#include "runtime/streams/uv_streams.h"
 #include "tests/support/until.h"
 
 namespace nccl_ha {
@@ -390,46 +389,41 @@ TEST(EngineInline, TimersAreInTimeHoweverSeldomCallersCall) {
   EXPECT_LT(calls, 30U) << "only the callers' own looks at the clock found it";
 }
 
-/// How often this process's thread of that name has gone to sleep; -1: there is none.
-int64_t sleeps_of(const std::string& name) {
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::string word;
-    std::getline(std::ifstream(task.path() / "comm"), word);
-    if (word != name) {
-      continue;
-    }
-    std::ifstream status(task.path() / "status");
-    while (status >> word) {
-      if (word == "voluntary_ctxt_switches:") {
-        int64_t count = -1;
-        status >> count;
-        return count;
-      }
-    }
-  }
-  return -1;
-}
-
+// On virtual time: a caller that is put aside for 10 ms no longer calls all along.
 TEST(EngineInline, TheStandbyAsksLessOftenWhoCallsAllAlongAndStillTakesOver) {
   Seen seen;
-  auto started = Engine::start(config_for(false));
-  ASSERT_TRUE(started);
-  auto engine = std::move(*started);
+  ManualClock clock;
+  clock.set(Instant(seconds(1)));
+  auto engine =
+      Engine::start_virtual(config_for(false), clock, 1, [] { return *make_uv_streams(); });
   auto id = engine->worker(0).adopt(std::make_unique<Probe>(seen));
-  ASSERT_TRUE(id && until([&] { return seen.started.load() == 1; }));
-  const int64_t before = sleeps_of("nccl-ha-fb");
-  ASSERT_GE(before, 0);
-  const auto begin = std::chrono::steady_clock::now();
-  while (std::chrono::steady_clock::now() - begin < seconds(1)) {
-    engine->assist(engine->worker(0));
-  }
+  ASSERT_TRUE(id);
   // Of 10 ms there would be a hundred; of 10, 20, 40, 80 and then 100 there are a dozen.
-  EXPECT_LT(sleeps_of("nccl-ha-fb") - before, 40);
+  unsigned looks = 0;
+  Instant due = clock.now();
+  for (const Instant end = clock.now() + seconds(1); clock.now() < end;
+       clock.advance(std::chrono::microseconds(10))) {
+    engine->assist(engine->worker(0));
+    if (clock.now() >= due) {
+      const Engine::Rest rest = engine->turn_fallback();
+      ASSERT_EQ(rest.kind, Engine::Rest::Kind::interval) << "somebody calls";
+      due = *rest.until;
+      ++looks;
+    }
+  }
+  EXPECT_EQ(seen.started.load(), 1U);
+  EXPECT_GT(looks, 5U);
+  EXPECT_LT(looks, 40U);
+  // Nobody calls any more, which it sees when it has looked twice.
   Message message{};
   message.to = *id;
   message.kind = 1;
   engine->worker(0).post(message);
-  EXPECT_TRUE(until([&] { return seen.messages.load() == 1; })) << "nobody calls any more";
+  for (int look = 0; look < 2; ++look) {
+    clock.set(due);
+    due = engine->turn_fallback().until.value_or(due);
+  }
+  EXPECT_EQ(seen.messages.load(), 1U);
 }
 
 TEST(EngineInline, WhoOnlyWaitsGetsSeveralTurns) {

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -110,15 +109,6 @@ TEST(OwnFds, AnErrorStaysOne) {
   close_fd(-1);
 }
 
-/// Sleeps in the kernel: 'S' behind the name in proc(5)'s stat.
-bool sleeps(pid_t thread) {
-  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  const size_t name_ends = line.rfind(')');
-  return name_ends != std::string::npos && line.compare(name_ends, 3, ") S") == 0;
-}
-
 TEST(OwnFds, AForkWaitsForOneThatIsBeingMade) {
   const pid_t forks = gettid();
   const auto none_is_left_to_the_child = [&](Steady::duration& took) {
@@ -128,7 +118,7 @@ TEST(OwnFds, AForkWaitsForOneThatIsBeingMade) {
         const int fd = eventfd(0, EFD_CLOEXEC);
         making = fd;
         // The fork begins between the descriptor and its note.
-        EXPECT_TRUE(test::until([&] { return sleeps(forks); }));
+        EXPECT_TRUE(test::until([&] { return test::sleeps(forks); }));
         return fd;
       }));
     });

@@ -128,8 +128,8 @@ TEST_F(TraceKeeperTest, WithoutMemoryThereIsNoDumpAndTheJobGoesOn) {
     throw std::bad_alloc();
   };
   auto keeper = TraceKeeper::start(file_, options);
-  keeper->ask(TraceCause::failure);
   testing::internal::CaptureStderr();
+  keeper->ask(TraceCause::failure);
   keeper.reset();
   EXPECT_NE(testing::internal::GetCapturedStderr().find("there is no memory"), std::string::npos);
 }

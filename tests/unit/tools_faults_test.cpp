@@ -21,6 +21,17 @@ TEST(Faults, APlanIsRequestsAndTimes) {
   EXPECT_EQ((*plan)[1].earliest, (*plan)[1].latest);
 }
 
+TEST(Faults, AStepMayWaitForAFile) {
+  const auto plan = parse_faults("cut rail0 --for 1s@/tmp/a..b, heal@5s");
+  ASSERT_TRUE(plan) << plan.error().what;
+  ASSERT_EQ(plan->size(), 2U);
+  EXPECT_EQ((*plan)[0].file, "/tmp/a..b");
+  EXPECT_EQ((*plan)[0].text, "cut rail0 --for 1s");
+  EXPECT_EQ((*plan)[0].latest, Duration(0));
+  EXPECT_EQ((*plan)[1].file, "");
+  EXPECT_EQ((*plan)[1].earliest, Duration(seconds(5)));
+}
+
 TEST(Faults, WhatMakesNoSenseIsSaidSo) {
   for (const char* bad : {"cut rail0", "cut rail0@", "cut rail0@soon", "cut rail0@2s..1s", "@1s",
                           "bend rail0@1s", "cut@1s", "cut rail0 --for never@1s"}) {

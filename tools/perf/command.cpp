@@ -243,7 +243,8 @@ void add_environment(CLI::App& perf, RawOptions& raw) {
                   "HOST:PORT of rank 0 under a launcher (TCP; --against takes the next one too)");
   perf.add_option("--fault", o.faults,
                   "In a lab: what to do to its links, and when, as in "
-                  "'cut rail0 --for 1s@2s, lose rail1 1%@5s'; a time may be a range: 1s..2s");
+                  "'cut rail0 --for 1s@2s, lose rail1 1%@5s'; a time may be a range, 1s..2s, or a "
+                  "file, /tmp/go: when that is there, from when on later times count");
   perf.add_option("--fault-rounds", o.fault_rounds, "How often; the run lasts as long")
       ->check(within(1, 500))
       ->capture_default_str();

@@ -1,12 +1,14 @@
 #include "tools/perf/faults.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace nccl_ha::tools {
 namespace {
@@ -26,14 +28,18 @@ Result<FaultStep> parse_one(std::string_view text) {
   }
   FaultStep step;
   step.text = trimmed(text.substr(0, at));
-  const std::string_view when = trimmed(text.substr(at + 1));
+  std::string_view when = trimmed(text.substr(at + 1));
+  if (when.starts_with('/')) {
+    step.file = std::exchange(when, "0s");
+  }
   const size_t dots = when.find("..");
   const auto earliest = lab::parse_time(when.substr(0, dots));
   const auto latest =
       dots == std::string_view::npos ? earliest : lab::parse_time(when.substr(dots + 2));
   if (!earliest || !latest || *latest < *earliest) {
-    return fail(Errc::invalid_argument,
-                fmt::format("--fault: '{}' is no time; write 2s, 250ms or 0.5s..1s", when));
+    return fail(
+        Errc::invalid_argument,
+        fmt::format("--fault: '{}' is no time; write 2s, 250ms, 0.5s..1s or a file's path", when));
   }
   step.earliest = *earliest;
   step.latest = *latest;
@@ -104,11 +110,26 @@ bool FaultRunner::wait_until(Instant when) {
   return !ending_;
 }
 
+bool FaultRunner::wait_for(const std::string& file) {
+  constexpr Duration look_every = std::chrono::milliseconds(10);
+  std::unique_lock lock(mutex_);
+  while (!ending_ && access(file.c_str(), F_OK) != 0) {
+    changed_.wait_for(lock, look_every);
+  }
+  return !ending_;
+}
+
 void FaultRunner::run() {
   Instant begin = clock_.now();
   for (uint32_t round = 0; round < rounds_; ++round) {
     Instant end = begin;
     for (const FaultStep& step : plan_) {
+      if (!step.file.empty()) {
+        if (!wait_for(step.file)) {
+          return;
+        }
+        begin = clock_.now();
+      }
       const auto span = static_cast<uint64_t>((step.latest - step.earliest).count());
       const Instant due = begin + step.earliest + Duration(random_.below(span + 1));
       if (!wait_until(due)) {

@@ -20,11 +20,12 @@ namespace nccl_ha::tools {
 struct FaultStep {
   lab::Request request;
   std::string text;
+  std::string file;  ///< not before this is there, from when on the round counts anew; empty: none
   Duration earliest{};
   Duration latest{};  ///< drawn anew for each round
 };
 
-/// "cut rail0 --for 300ms@0.5s..1s, heal@5s".
+/// "cut rail0 --for 300ms@0.5s..1s, heal@5s", "cut rail0@/a/file, heal@1s".
 Result<std::vector<FaultStep>> parse_faults(std::string_view text);
 
 /// Longest plan times rounds.
@@ -62,6 +63,7 @@ class FaultRunner {
   void run();
   /// Waits until then; false when it is to end.
   bool wait_until(Instant when);
+  bool wait_for(const std::string& file);
 
   const std::vector<FaultStep> plan_;
   const uint32_t rounds_;
