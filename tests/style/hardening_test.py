@@ -46,9 +46,13 @@ class Binaries(unittest.TestCase):
         """Notes of our own objects; those of the distribution's C library decide for the whole."""
         machine = output_of("readelf", "-hW", LIBRARY)
         wanted = "IBT, SHSTK" if "X86-64" in machine else "BTI, PAC"
-        for archive in sorted(pathlib.Path(ARCHIVES).glob("libnha_*.a")):
+        archives = sorted(pathlib.Path(ARCHIVES).glob("libnha_*.a"))
+        self.assertTrue(archives)
+        for archive in archives:
             notes = output_of("readelf", "-nW", str(archive))
-            for part in re.split(r"^File: ", notes, flags=re.M)[1:]:
+            parts = re.split(r"^File: ", notes, flags=re.M)[1:]
+            self.assertTrue(parts, archive)
+            for part in parts:
                 name = part.split("\n", 1)[0]
                 with self.subTest(object=name):
                     self.assertIn(wanted, part)
