@@ -93,6 +93,9 @@ void PathRenewal::on_lane_down(size_t lane, bool carried) {
     if (could_be_better(lane)) {
       candidates_.begin_anew(mine.shadow_number);  // the better ones may have come back meanwhile
     }
+    if (mine.shadow) {
+      candidates_.ended(mine.shadow_number);
+    }
   } else if (mine.shadow && !mine.rejected) {
     pass_over(lane);
   }
@@ -284,6 +287,11 @@ void PathRenewal::turn(size_t lane, End end, const std::vector<size_t>& back) {
     next.again = false;
     owner_.on_lane_failed(lane, fail(Errc::again, "another NIC has its link again"));
   }
+  give_up_lost();
+}
+
+/// Attempts over ends that another shadow has taken.
+void PathRenewal::give_up_lost() {
   for (size_t i = paths_.own(); i < lanes_.size() && state_.live(); ++i) {
     if (!candidates_.lost(paths_.lane(i).shadow_number)) {
       continue;
@@ -355,7 +363,7 @@ void PathRenewal::on_reopen_timer() {
   }
 }
 
-/// False: there is no pair of ends for a shadow for now.
+/// False: there is no pair of ends for a shadow for now, or the connection has failed.
 bool PathRenewal::choose_place(size_t lane) {
   const Instant now = state_.context->now();
   const auto pair = candidates_.choose(paths_.lane(lane).shadow_number, now);
@@ -369,7 +377,8 @@ bool PathRenewal::choose_place(size_t lane) {
   }
   lanes_[lane].pair = *pair;
   paths_.move_to(paths_.lane(lane), paths_.places()[pair->local]);
-  return true;
+  give_up_lost();
+  return state_.live();
 }
 
 /// A rail's ends are always the same.

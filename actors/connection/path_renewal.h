@@ -116,6 +116,7 @@ class PathRenewal {
   };
 
   void turn(size_t lane, End end, const std::vector<size_t>& back);
+  void give_up_lost();
   void try_at_once(size_t lane);
   bool look(size_t lane, const std::string& why);
   bool is_needed(size_t lane) const;

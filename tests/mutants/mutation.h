@@ -171,6 +171,8 @@ enum class Mutation : uint16_t {
   turns_without_end,      ///< a link that comes and goes has every turn
   links_turn_nothing,     ///< NICs whose link is back are not the next ones to be tried
   shadows_share_an_end,   ///< two fallback paths of a connection lie on one NIC
+  tries_bar_others,       ///< two fallback paths that find nothing keep each other's pair for ever
+  tries_count_as_joined,  ///< a better pair is another's as soon as that one tries a NIC of it
   keys_not_told_anew,     ///< the keys of a fallback path that was replaced are not told again
   best_shadow_not_named,  ///< keys are told for the first fallback path that was needed only
   rejection_for_ever,     ///< it is never chosen again

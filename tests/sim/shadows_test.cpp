@@ -381,6 +381,33 @@ TEST(OnlyRailsLink, IsDialledAtOnceWhereEitherHostHearsOfIt) {
   }
 }
 
+/// Both standbys share a NIC with the traffic's path, as the pair that need not is dark.  Then that
+/// one is all there is, for the stream too, and each standby tries one of its NICs.
+TEST(ShadowsThatTry, LeaveEachOtherTheOnlyPairThatWorks) {
+  SimPair pair(102, {}, shadows_config(2), {.rails = 2});
+  const auto set = [&](size_t here, size_t there, bool cut) {
+    sim::Link link;
+    link.cut = cut;
+    sim::Network& network = pair.world().network();
+    network.set_link(pair.sender().addresses[here], pair.receiver().addresses[there], link);
+    network.set_link(pair.receiver().addresses[there], pair.sender().addresses[here], link);
+  };
+  set(1, 1, true);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& counters = pair.send_channel().counters();
+  ASSERT_TRUE(
+      pair.world().run_until([&] { return counters.paths_missing.get() == 0; }, seconds(120)));
+  const uint64_t down = counters.paths_down.get();
+  set(1, 1, false);
+  set(0, 0, true);
+  set(0, 1, true);
+  set(1, 0, true);
+  rig::TransferPlan plan;
+  plan.seed = 102;
+  EXPECT_EQ(pair.transfer(plan, seconds(25)), "");
+  EXPECT_EQ(counters.paths_down.get(), down + 3) << "the faults did not happen";
+}
+
 /// Hosts with addresses that lead nowhere (bridges, other networks) before those that lead to the
 /// peer: `hopeless` NICs after the first, then two that work.  No router is between NICs.  With 20
 /// of them a handle has no room for the addresses of the last two.
