@@ -173,6 +173,8 @@ enum class Mutation : uint16_t {
   shadows_share_an_end,   ///< two fallback paths of a connection lie on one NIC
   tries_bar_others,       ///< two fallback paths that find nothing keep each other's pair for ever
   tries_count_as_joined,  ///< a better pair is another's as soon as that one tries a NIC of it
+  standby_unannounced,    ///< the peer of one that is in use hears nothing over it
+  flapping_standby_good,  ///< a path that is silent is left at once for one that comes and goes
   keys_not_told_anew,     ///< the keys of a fallback path that was replaced are not told again
   best_shadow_not_named,  ///< keys are told for the first fallback path that was needed only
   rejection_for_ever,     ///< it is never chosen again

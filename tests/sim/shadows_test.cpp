@@ -8,6 +8,7 @@
 
 #include "ha/sweep.h"
 #include "tests/rig/runs/failover_run.h"
+#include "tests/support/log_lines.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
 
@@ -137,6 +138,22 @@ TEST_P(Shadows, TheSideThatWantsFewerDecides) {
     EXPECT_EQ(pair.send_channel().counters().paths_down.get(), 0U) << "nothing lies there";
     ASSERT_EQ(transfer(pair, 94), "");
   }
+}
+
+/// Nothing was posted over it, and no heartbeat was due: the receiver knows all the same that the
+/// sender's half was in use.
+TEST_P(Shadows, AStandbyThatGoesIsToldOfOnBothHosts) {
+  Config config = shadows_config(1);
+  config.heartbeat_ms = 0;
+  SimPair pair(103, {}, config, {.rails = 2, .rdma = GetParam()});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(2));
+  const LogLines log;
+  ASSERT_TRUE(pair.send_driver().suspect(1));
+  pass(pair, std::chrono::milliseconds(100));
+  ASSERT_EQ(pair.send_channel().counters().paths_down.get(), 1U) << "the fault did not happen";
+  EXPECT_EQ(pair.receive_channel().counters().paths_down.get(), 1U);
+  EXPECT_EQ(log.count("is down: "), 2U) << log.text();
 }
 
 /// More than there are rails for.
