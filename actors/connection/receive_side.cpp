@@ -394,9 +394,10 @@ CloseNotice ReceiveSide::last_words() const {
 
 bool ReceiveSide::all_done() const { return receiver_ && receiver_->groups().all_complete(); }
 
-/// A caller who closes has taken its memory back.
+/// A caller who closes has taken its memory back; but of a range that somebody else has registered
+/// as well a NIC still takes the same key.
 bool ReceiveSide::exposed(const Lane& lane, bool closing) const {
-  return lane.usable && !closing && !all_done();
+  return lane.usable && !all_done() && (!closing || lane.traits.keys_per_device);
 }
 
 /// Everything that it completed has been acknowledged by this side, so whatever else is posted
