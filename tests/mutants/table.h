@@ -294,6 +294,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(hurry_forgotten, "Fabrics/Close.APeerThatSaysNothingIsAwaitedForABoundedTime/*"),
     NHA_CHECKED(all_are_spoken_to,
                 "RejoinTest.WhoTakesTheStreamAndSaysNothingHoldsUpTheOthersForASecond"),
+    NHA_CHECKED(rail_keys_invented, "Hosts/DeviceDeaths.ARailThatFailedHasNoKeysAndNoNames/*"),
     NHA_CHECKED(closed_range_open, "Fabrics/Close.MemoryThatIsRegisteredOnceMoreStaysAsItIs/rdma"),
     NHA_CHECKED(memory_left_open,
                 "Fabrics/Unfinished.NothingIsSentFromMemoryThatTheCallerHasBack/*"),
