@@ -217,8 +217,8 @@ void Process::shut_down() {
   std::lock_guard lock(mutex_);
   nccl_logger.store(nullptr, std::memory_order_release);
   forget_profiler();
-  // Of connects that are under way the program has a number and no more.
-  const bool in_use = users_ > pending_.size() + waiting_.size();
+  static_cast<void>(take_abandoned_locked());  // end here, while there is an engine
+  const bool in_use = users_ > 0;
   stop_locked();
   if (in_use) {
     return;  // the process ends with connections open; their threads may still call in

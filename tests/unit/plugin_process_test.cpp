@@ -202,15 +202,17 @@ TEST_F(ProcessWithConnects, KeepsNoneThatHasFailedAndThatNobodyAsksFor) {
   EXPECT_NE(process_.find_pending(under_way), nullptr);
 }
 
-/// What the program holds a connection of may still be called when the process ends.
-TEST_F(ProcessWithConnects, KeepsItsDevicesForConnectionsAlone) {
-  static_cast<void>(add());
-  process_.shut_down();
-  EXPECT_EQ(process_.device_count(), 0U);
-  ASSERT_TRUE(process_.initialize(nullptr, 0));
-  ASSERT_TRUE(process_.open());
-  process_.shut_down();
-  EXPECT_NE(process_.device_count(), 0U);
+/// Who still asks for one may do so when the process ends.
+TEST_F(ProcessWithConnects, KeepsItsDevicesAtTheEndForThoseThatAreAskedForAlone) {
+  for (const bool abandoned : {false, true}) {
+    ASSERT_TRUE(process_.initialize(nullptr, 0));
+    const auto [number, kept] = add();
+    end(kept);
+    pass(host_.config.connect_timeout_ms);
+    EXPECT_TRUE(abandoned || process_.find_pending(number) != nullptr);
+    process_.shut_down();
+    EXPECT_EQ(process_.device_count() == 0, abandoned);
+  }
 }
 
 }  // namespace
