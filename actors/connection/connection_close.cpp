@@ -95,6 +95,7 @@ void Connection::hear_last_words() {
 void Connection::part_with_peer(const Error& why) {
   hear_last_words();
   part({}, why);
+  paths_.await_stops();  // the caller hears next that its memory is its own
 }
 
 void Connection::close() {

@@ -32,6 +32,7 @@ class SilentPath final : public fabric::Path {
     return flush_answer;
   }
   void fail(const Error&) override { state_ = fabric::PathState::error; }
+  void await_stop() override { ++stops_awaited; }
   const fabric::PathTraits& traits() const override { return path_traits; }
   void failure_domains(fabric::FailureDomains& out) const override { out = domains; }
   std::string describe() const override { return "silent"; }
@@ -40,6 +41,7 @@ class SilentPath final : public fabric::Path {
   std::vector<fabric::FlushPost> flushes;
   Errc flush_answer = Errc::ok;
   unsigned receives = 0;
+  unsigned stops_awaited = 0;
   fabric::PathTraits path_traits;
   fabric::FailureDomains domains;
 

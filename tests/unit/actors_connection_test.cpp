@@ -9,6 +9,7 @@
 #include "actors/endpoint.h"
 #include "runtime/engine/engine.h"
 #include "tests/rig/sim/world.h"
+#include "tests/support/silent_path.h"
 
 namespace nccl_ha {
 namespace {
@@ -44,7 +45,7 @@ class FakeSide final : public Side {
   bool peer_may_leave() const override { return false; }
   CloseNotice last_words() const override { return {}; }
   bool all_done() const override { return false; }
-  bool exposed(const Lane&, bool) const override { return false; }
+  bool exposed(const Lane&, bool) const override { return exposes; }
   std::string wanted_peer() const override { return "nobody"; }
   void on_lane_ready(size_t) override {}
   void on_lane_failed(size_t, const Error&) override {}
@@ -59,6 +60,7 @@ class FakeSide final : public Side {
   ConnectionParts parts;
   SideOwner& owner;
   bool paths_told = true;
+  bool exposes = false;
 
  private:
   Story& story_;
@@ -152,6 +154,19 @@ TEST_F(ConnectionTest, WithFailoverItLingersUntilItsLastWordsAreHeardOrTheTimeIs
   EXPECT_TRUE(connection_->lingers());
   pass(ha::CloseLinger::limit + milliseconds(2));
   EXPECT_EQ(story_.back(), "destroyed");
+}
+
+/// The next thing that its caller hears is that its memory is its own again.
+TEST_F(ConnectionTest, WhereThePeerEndsNothingMoreIsTakenOfIt) {
+  side_->parts.state.backup = true;
+  become_usable();
+  auto path = std::make_unique<SilentPath>();
+  const SilentPath& watched = *path;
+  side_->parts.paths.lane(0).owned.path = std::move(path);
+  side_->exposes = true;
+  side_->owner.part_with_peer(fail(Errc::remote, "the peer closed the connection"));
+  EXPECT_EQ(watched.state(), fabric::PathState::error);
+  EXPECT_EQ(watched.stops_awaited, 1U);
 }
 
 TEST_F(ConnectionTest, WhoClosesAfterAFailureEndsIt) {
