@@ -211,7 +211,7 @@ enum class Mutation : uint16_t {
   hurry_forgotten,     ///< who closes while its process ends stays as long as ever
   silent_end_kept,     ///< nobody looks for a peer that does not confirm them
   rail_keys_invented,  ///< memory has a name on a rail whose device has failed
-  peer_end_hasty,      ///< who hears that the peer ends tells its caller before paths have stopped
+  end_hasty,           ///< a caller hears of the end before paths have stopped
   closed_range_open,   ///< a receiver that closes trusts that nobody else registered its memory
   memory_left_open,    ///< paths that may still write memory of the caller's go on
   // Of eager messages:

@@ -295,7 +295,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(all_are_spoken_to,
                 "RejoinTest.WhoTakesTheStreamAndSaysNothingHoldsUpTheOthersForASecond"),
     NHA_CHECKED(rail_keys_invented, "Hosts/DeviceDeaths.ARailThatFailedHasNoKeysAndNoNames/*"),
-    NHA_CHECKED(peer_end_hasty, "ConnectionTest.WhereThePeerEndsNothingMoreIsTakenOfIt"),
+    NHA_CHECKED(end_hasty, "Ways/ConnectionEnd.LeavesNoPathThatStillTakesSomething/peer"),
     NHA_CHECKED(closed_range_open, "Fabrics/Close.MemoryThatIsRegisteredOnceMoreStaysAsItIs/rdma"),
     NHA_CHECKED(memory_left_open,
                 "Fabrics/Unfinished.NothingIsSentFromMemoryThatTheCallerHasBack/*"),

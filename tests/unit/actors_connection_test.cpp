@@ -156,15 +156,26 @@ TEST_F(ConnectionTest, WithFailoverItLingersUntilItsLastWordsAreHeardOrTheTimeIs
   EXPECT_EQ(story_.back(), "destroyed");
 }
 
-/// The next thing that its caller hears is that its memory is its own again.
-TEST_F(ConnectionTest, WhereThePeerEndsNothingMoreIsTakenOfIt) {
+/// What a caller knows next is that its memory is its own again.
+class ConnectionEnd : public ConnectionTest, public testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Ways, ConnectionEnd, testing::Values("failure", "peer", "close"),
+                         [](const auto& way) { return std::string(way.param); });
+
+TEST_P(ConnectionEnd, LeavesNoPathThatStillTakesSomething) {
   side_->parts.state.backup = true;
   become_usable();
   auto path = std::make_unique<SilentPath>();
   const SilentPath& watched = *path;
   side_->parts.paths.lane(0).owned.path = std::move(path);
   side_->exposes = true;
-  side_->owner.part_with_peer(fail(Errc::remote, "the peer closed the connection"));
+  const std::string way = GetParam();
+  if (way == "failure") {
+    side_->parts.state.fail(fail(Errc::remote, "gone"));
+  } else if (way == "peer") {
+    side_->owner.part_with_peer(fail(Errc::remote, "the peer closed the connection"));
+  } else {
+    close();
+  }
   EXPECT_EQ(watched.state(), fabric::PathState::error);
   EXPECT_EQ(watched.stops_awaited, 1U);
 }
