@@ -183,6 +183,7 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
     recovery.usable_since = state_.context->now();
     if (paths_.lane(lane).shadow) {
       parts_.liveness.probe_usable();  // by which the peer knows that it stands by
+      ++recovery.life_before;          // the answer to that is no traffic
     }
     failover_.log_back(lane);
   }
@@ -195,7 +196,7 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
 void SendRecovery::take_down(size_t lane, const Error& why) {
   Recovery& recovery = lanes_[lane];
   Lane& mine = paths_.lane(lane);
-  const bool carried = mine.health.life() != recovery.life_before;
+  const bool carried = mine.health.life() > recovery.life_before;
   bool spent = false;
   recovery.reason = why;
   renewal_.on_lane_down(lane, carried);
