@@ -156,6 +156,26 @@ TEST_P(Shadows, AStandbyThatGoesIsToldOfOnBothHosts) {
   EXPECT_EQ(log.count("is down: "), 2U) << log.text();
 }
 
+/// What it has shown is its first heartbeat.
+TEST_P(Shadows, AStandbyThatFlapsIsMadeAnewLessAndLessOften) {
+  Config config = shadows_config(1);
+  config.heartbeat_ms = 0;
+  SimPair pair(104, {}, config, {.rails = 2, .rdma = GetParam()});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(2));
+  const auto& counters = pair.send_channel().counters();
+  const Instant begin = pair.world().now();
+  for (uint64_t failure = 1; failure <= 6; ++failure) {
+    ASSERT_TRUE(pair.send_driver().suspect(1));
+    ASSERT_TRUE(
+        pair.world().run_until([&] { return counters.paths_back.get() == failure; }, seconds(10)))
+        << failure;
+    pass(pair, std::chrono::milliseconds(1));
+  }
+  // The first attempt goes at once, the others wait for at least half of 100, 200, ... 1600 ms.
+  EXPECT_GE(pair.world().now() - begin, std::chrono::milliseconds(1550));
+}
+
 /// More than there are rails for.
 TEST_P(Shadows, WhatThereIsNoRailForIsMissedByNobody) {
   SimPair pair = make(95, 2, 4);
