@@ -78,6 +78,12 @@ void PathRenewal::on_lane_up(size_t lane) {
   } else {
     next.news_wait = better_first;
   }
+  if (mine.shadow) {
+    for (Next& other : lanes_) {  // what this one tried before is theirs
+      other.reopen_at = other.idle ? state_.context->now() : other.reopen_at;
+    }
+    arm_reopen();
+  }
   // One of another fabric does not come before those of the own one.
   if (mine.shadow && candidates_.worked(mine.shadow_number, !paths_.is_fallback(mine))) {
     next.backoff = ha::Backoff(std::chrono::milliseconds(100), shadow_interval);
@@ -370,6 +376,7 @@ bool PathRenewal::choose_place(size_t lane) {
   if (!state_.sound(candidates_)) {
     return false;
   }
+  lanes_[lane].idle = !pair;
   if (!pair) {
     lanes_[lane].reopen_at = candidates_.next_at(now);
     lanes_[lane].looks = false;
