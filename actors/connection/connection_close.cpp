@@ -125,9 +125,6 @@ void Connection::stop() {
     return;
   }
   const Error why = nccl_ha::fail(Errc::closed, "the network engine was shut down");
-  if (Channel* channel = side_->channel(); channel != nullptr) {
-    channel->set_failed(why);
-  }
   if (state_.phase >= ConnectionPhase::usable) {
     linger_.hurry();
     close();
@@ -137,6 +134,9 @@ void Connection::stop() {
   } else {
     control_.send_plain(encode(ControlType::failure, Refusal{Errc::remote, why.what}));
     finish();
+  }
+  if (Channel* channel = side_->channel(); channel != nullptr) {
+    channel->set_failed(why);
   }
 }
 

@@ -158,14 +158,17 @@ TEST_F(ConnectionTest, WithFailoverItLingersUntilItsLastWordsAreHeardOrTheTimeIs
 
 /// What a caller knows next is that its memory is its own again.
 class ConnectionEnd : public ConnectionTest, public testing::WithParamInterface<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Ways, ConnectionEnd, testing::Values("failure", "peer", "close"),
+INSTANTIATE_TEST_SUITE_P(Ways, ConnectionEnd, testing::Values("failure", "peer", "close", "stop"),
                          [](const auto& way) { return std::string(way.param); });
 
 TEST_P(ConnectionEnd, LeavesNoPathThatStillTakesSomething) {
   side_->parts.state.backup = true;
   become_usable();
   auto path = std::make_unique<SilentPath>();
-  const SilentPath& watched = *path;
+  SilentPath& watched = *path;
+  watched.on_await = [&] {
+    EXPECT_EQ(endpoint_->channel.phase(), Phase::connecting) << "the caller knows already";
+  };
   side_->parts.paths.lane(0).owned.path = std::move(path);
   side_->exposes = true;
   const std::string way = GetParam();
@@ -173,8 +176,10 @@ TEST_P(ConnectionEnd, LeavesNoPathThatStillTakesSomething) {
     side_->parts.state.fail(fail(Errc::remote, "gone"));
   } else if (way == "peer") {
     side_->owner.part_with_peer(fail(Errc::remote, "the peer closed the connection"));
-  } else {
+  } else if (way == "close") {
     close();
+  } else {
+    connection_->stop();
   }
   EXPECT_EQ(watched.state(), fabric::PathState::error);
   EXPECT_EQ(watched.stops_awaited, 1U);
