@@ -17,12 +17,14 @@
 namespace nccl_ha::ha {
 
 /// The ranked pairs (rank_shadows), of which each shadow of a connection takes one in turn.  No two
-/// shadows share the NIC of an end, as they would fail together.  A pair that cannot be joined
-/// makes room for the next one; one that has worked is tried again between any two others, as what
-/// it lacks may be back.  A NIC that does not take the connection's memory is rejected with all its
-/// pairs, until that is forgotten.  A shadow goes through the pairs in sweeps: the first one gives
-/// each pair a moment, later ones give more, and its caller waits between two of them.  Takes the
-/// time from its caller.  One thread.
+/// shadows share the NIC of an end, as they would fail together.  Two that find nothing could so
+/// keep each other from the only pair that works: one that has found nothing in a whole sweep takes
+/// what later ones merely try, and one that looks for a better pair what any other does.  A pair
+/// that cannot be joined makes room for the next one; one that has worked is tried again between
+/// any two others, as what it lacks may be back.  A NIC that does not take the connection's memory
+/// is rejected with all its pairs, until that is forgotten.  A shadow goes through the pairs in
+/// sweeps: the first one gives each pair a moment, later ones give more, and its caller waits
+/// between two of them.  Takes the time from its caller.  One thread.
 class ShadowCandidates {
  public:
   /// A rejected end is tried again after so long, and after twice as long with each further time.
@@ -42,11 +44,15 @@ class ShadowCandidates {
   ShadowCandidates(std::vector<RailPair> ranked, size_t shadows)
       : pairs_(std::move(ranked)), shadows_(shadows) {}
 
-  /// Such a pair comes before this one, and is neither rejected nor another shadow's.
+  /// Such a pair comes before this one, is not rejected, and no other shadow works over a NIC of
+  /// it, or tries this very pair.
   template <class IsSuch>
   bool any_better(size_t shadow, const RailPair& than, Instant now, IsSuch is_such) const {
     for (size_t at = 0; at < pairs_.size() && pairs_[at] != than; ++at) {
-      if (is_such(pairs_[at]) && available(shadow, at, now)) {
+      const bool tried = std::any_of(shadows_.begin(), shadows_.end(),
+                                     [at](const Shadow& one) { return one.holds == at; });
+      if (!tried && is_such(pairs_[at]) && free_at(pairs_[at]) <= now &&
+          may_take(shadow, pairs_[at], now)) {
         return true;
       }
     }
@@ -76,11 +82,14 @@ class ShadowCandidates {
     if (!mine.holds) {
       return std::nullopt;
     }
-    invariants_.hold(!holds_another(shadow, pairs_[*mine.holds]), "no two shadows share an end");
+    take_from_others(shadow, pairs_[*mine.holds]);
+    invariants_.hold(!holds_another(shadow, pairs_[*mine.holds], shadows_.size()),
+                     "no two shadows share an end");
     mine.chosen_at = now;
     begin_attempt(mine);
     if (mine.holds != before) {
-      mine.keeps_until = Instant::min();
+      // What was taken from one before it would else be taken back.
+      mine.keeps_until = mine.looks ? now + mine.limit : Instant::min();
     }
     return pairs_[*mine.holds];
   }
@@ -133,7 +142,7 @@ class ShadowCandidates {
     Shadow& mine = shadows_[shadow];
     mine.next = 0;
     mine.sweeps = 0;
-    mine.swept = mine.proven_had_all = mine.in_turn = false;
+    mine.swept = mine.proven_had_all = mine.in_turn = mine.looks = false;
   }
   /// When a shadow for which there is nothing may look again.
   Instant next_at(Instant now) const {
@@ -160,6 +169,11 @@ class ShadowCandidates {
     }
     return first;
   }
+  /// What was joined works no more: until the shadow chooses again its NICs are anybody's.
+  void ended(size_t shadow) {
+    shadows_[shadow].joined = false;
+    shadows_[shadow].holds.reset();
+  }
   /// The pair that was chosen could not be joined.  `urgent`: the connection has no path at all,
   /// and what is missing most is a pair that nobody has tried.
   void pass_over(size_t shadow, bool urgent = false) {
@@ -167,7 +181,7 @@ class ShadowCandidates {
     if (pairs_.empty()) {
       return;
     }
-    const size_t failed = mine.holds.value_or(mine.next);
+    const size_t failed = std::exchange(mine.holds, std::nullopt).value_or(mine.next);
     mine.keeps_until = Instant::min();
     if (mine.inserted == failed) {
       drop_inserted(mine);
@@ -234,20 +248,16 @@ class ShadowCandidates {
     mine.may_turn_at = mine.keeps_until = now + turn_interval;
     insert(mine, *wanted, true);
     mine.holds = wanted;
-    for (size_t i = 0; i < shadows_.size(); ++i) {
-      if (i != shadow && holds_nic_of(shadows_[i], pairs_[*wanted])) {
-        shadows_[i].holds.reset();
-        shadows_[i].lost = true;
-      }
-    }
+    take_from_others(shadow, pairs_[*wanted]);
     return under_way ? Turn::instead : Turn::at_once;
   }
   /// What the shadow tries is another one's now.  Once.
   bool lost(size_t shadow) { return std::exchange(shadows_[shadow].lost, false); }
-  /// The better ones may be back.
+  /// The better ones may be back, and are taken from whoever merely tries their ends.
   void begin_anew(size_t shadow) {
     begin_sweeps(shadow);
     drop_inserted(shadows_[shadow]);
+    shadows_[shadow].looks = true;
   }
   /// The NIC at that end does not take the connection's memory.  True: for the first time.
   bool reject(End end, size_t nic, Instant now) {
@@ -289,6 +299,7 @@ class ShadowCandidates {
     unsigned sweeps = 0;             ///< that have ended
     bool swept = false;              ///< all have had their turn in this one
     bool proven_had_all = false;     ///< a full attempt in this one
+    bool looks = false;              ///< for a better one than it had, in this one
     Duration limit = longest_attempt;
     Instant chosen_at = Instant::min();
     bool joined = false;  ///< it works, for all that is known
@@ -308,8 +319,9 @@ class ShadowCandidates {
     return one.holds && (nic_of(pairs_[*one.holds], End::local) == nic_of(pair, End::local) ||
                          nic_of(pairs_[*one.holds], End::remote) == nic_of(pair, End::remote));
   }
-  bool holds_another(size_t shadow, const RailPair& pair) const {
-    for (size_t i = 0; i < shadows_.size(); ++i) {
+  /// One of the first `count` shadows, which is not this one, holds a NIC of it.
+  bool holds_another(size_t shadow, const RailPair& pair, size_t count) const {
+    for (size_t i = 0; i < count; ++i) {
       if (i != shadow && holds_nic_of(shadows_[i], pair)) {
         return true;
       }
@@ -317,7 +329,19 @@ class ShadowCandidates {
     return false;
   }
   bool available(size_t shadow, size_t at, Instant now) const {
-    return free_at(pairs_[at]) <= now && !holds_another(shadow, pairs_[at]);
+    const Shadow& mine = shadows_[shadow];
+    const size_t respected = mine.looks ? 0 : mine.sweeps != 0 ? shadow : shadows_.size();
+    return free_at(pairs_[at]) <= now && may_take(shadow, pairs_[at], now) &&
+           !holds_another(shadow, pairs_[at], respected);
+  }
+  /// Who merely tries a NIC of the pair loses it.
+  void take_from_others(size_t shadow, const RailPair& pair) {
+    for (size_t i = 0; i < shadows_.size(); ++i) {
+      if (i != shadow && !shadows_[i].joined && holds_nic_of(shadows_[i], pair)) {
+        shadows_[i].holds.reset();
+        shadows_[i].lost = true;
+      }
+    }
   }
   /// No other shadow works over a NIC of the pair, or is about to.
   bool may_take(size_t shadow, const RailPair& pair, Instant now) const {

@@ -34,7 +34,7 @@ class PathHealth {
   };
   /// What is known of the other ways to the peer.
   struct Elsewhere {
-    bool usable = false;    ///< another path is
+    bool usable = false;    ///< another path is, and is steady
     uint64_t evidence = 0;  ///< grows whenever something comes from there that the peer did by now
   };
   enum class Finding : uint8_t {
@@ -53,6 +53,9 @@ class PathHealth {
   /// silent: where nothing is wrong but that the network is slow, each path that takes the other's
   /// place would else be given up before the same work is done.
   void begin(const Moment& now) {
+    flaps_ = begun_ && !has_lasted();
+    begun_ = true;
+    life_begun_ = life_;
     alive_at_ = now;
     waited_ = false;
     suspect_ = false;
@@ -61,6 +64,9 @@ class PathHealth {
   }
   /// Something got through, in either direction.
   void show_life() { ++life_; }
+  /// What takes another path's place should be: a path that was out of use again before the third
+  /// answer has to show three in a row, which one that fails does not get to.
+  bool steady() const { return !flaps_ || has_lasted(); }
   /// A part of something did; not more than once for each look.
   void show_progress() { life_ += life_ == life_seen_ ? 1 : 0; }
   /// Something was written whose completion nobody sees.
@@ -114,6 +120,8 @@ class PathHealth {
 
  private:
   static constexpr unsigned answers_needed = 2;
+  static constexpr uint64_t answers_of_steady = 3;  ///< as the nccl-ha seed has it (section 4.33)
+  bool has_lasted() const { return life_ - life_begun_ >= answers_of_steady; }
   void on_answer(const Moment& now, const Open& open, const Limits& limits);
   Duration limit(const Open& open, const Limits& limits, bool other_usable) const;
   /// For a large write, which completes as a whole, on a slow network long after it was posted.
@@ -132,7 +140,10 @@ class PathHealth {
   };
 
   uint64_t life_ = 0;
-  uint64_t life_seen_ = 0;  ///< at the last look
+  uint64_t life_seen_ = 0;   ///< at the last look
+  uint64_t life_begun_ = 0;  ///< when the path was taken into use
+  bool begun_ = false;
+  bool flaps_ = false;  ///< the path before did not last
   Moment alive_at_{};
   bool waited_ = false;        ///< at the last look something was open
   bool worked_ = false;        ///< and not only heartbeats

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "plugin/edge.h"
 #include "plugin/profiler.h"
@@ -216,6 +217,7 @@ void Process::shut_down() {
   std::lock_guard lock(mutex_);
   nccl_logger.store(nullptr, std::memory_order_release);
   forget_profiler();
+  static_cast<void>(take_abandoned_locked());  // end here, while there is an engine
   const bool in_use = users_ > 0;
   stop_locked();
   if (in_use) {
@@ -297,16 +299,44 @@ uint64_t Process::next_id() {
 }
 
 uint64_t Process::add_pending(std::shared_ptr<SendEndpoint> endpoint) {
-  std::lock_guard lock(mutex_);
-  const uint64_t id = next_id();
-  pending_.emplace(id, std::move(endpoint));
+  std::vector<std::shared_ptr<SendEndpoint>> abandoned;
+  uint64_t id = 0;
+  {
+    std::lock_guard lock(mutex_);
+    abandoned = take_abandoned_locked();
+    id = next_id();
+    pending_.emplace(id, Pending{std::move(endpoint), host_.now()});
+  }
+  for (const auto& one : abandoned) {
+    one->driver.close();
+  }
   return id;
+}
+
+/// A program that gives up asks no more, and has nothing that it could close.
+std::vector<std::shared_ptr<SendEndpoint>> Process::take_abandoned_locked() {
+  const Instant before = host_.now() - std::chrono::milliseconds(config_.connect_timeout_ms);
+  std::vector<std::shared_ptr<SendEndpoint>> abandoned;
+  std::erase_if(pending_, [&](const auto& one) {
+    const Pending& pending = one.second;
+    if (pending.endpoint->channel.phase() != Phase::failed || pending.asked > before) {
+      return false;
+    }
+    abandoned.push_back(pending.endpoint);
+    return true;
+  });
+  users_ -= std::min(users_, abandoned.size());
+  return abandoned;
 }
 
 std::shared_ptr<SendEndpoint> Process::find_pending(uint64_t id) {
   std::lock_guard lock(mutex_);
   const auto found = pending_.find(id);
-  return found == pending_.end() ? nullptr : found->second;
+  if (found == pending_.end()) {
+    return nullptr;
+  }
+  found->second.asked = host_.now();
+  return found->second.endpoint;
 }
 
 void Process::remove_pending(uint64_t id) {

@@ -111,7 +111,8 @@ class Process {
 
   uint64_t next_domain() { return next_domain_.fetch_add(1, std::memory_order_relaxed); }
 
-  // Pending connects, keyed by the number in the handle's scratch bytes.
+  // Pending connects, keyed by the number in the handle's scratch bytes.  Those that have failed,
+  // and that nobody has asked for since for as long as a connect may take, end with the next one.
   uint64_t add_pending(std::shared_ptr<SendEndpoint> endpoint);
   std::shared_ptr<SendEndpoint> find_pending(uint64_t id);
   void remove_pending(uint64_t id);
@@ -128,6 +129,7 @@ class Process {
   Result<void> begin_locked();
   void settle_owner_locked();
   void stop_locked();
+  std::vector<std::shared_ptr<SendEndpoint>> take_abandoned_locked();
   uint64_t next_id();
   /// Of provider.interfaces(); nothing: none is named.
   static Result<std::optional<size_t>> choose_oob_interface(const Config& config,
@@ -150,7 +152,11 @@ class Process {
   size_t contexts_ = 0;
   std::atomic<uint64_t> next_domain_{1};
   uint64_t next_pending_ = 0;
-  std::unordered_map<uint64_t, std::shared_ptr<SendEndpoint>> pending_;
+  struct Pending {
+    std::shared_ptr<SendEndpoint> endpoint;
+    Instant asked{};  ///< the last time
+  };
+  std::unordered_map<uint64_t, Pending> pending_;
   std::unordered_map<uint64_t, Instant> waiting_;
 };
 

@@ -233,7 +233,9 @@ void Connection::end_handshake() {
   }
   for (Lane& lane : lanes) {
     lane.set_usable(!lane.early_failure);
-    lane.health.begin(state_.context->moment());
+    if (lane.usable) {
+      lane.health.begin(state_.context->moment());
+    }
   }
   state_.enter(ConnectionPhase::settled);
   side_->on_settled();

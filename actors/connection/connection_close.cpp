@@ -22,11 +22,11 @@ void Connection::fail(const Error& error, bool tell_peer) {
   } else {
     stop_timers();
     end_linger(error);
+    paths_.await_stops();
   }
   if (told && error.code != Errc::closed) {
     state_.ask_trace(TraceCause::failure);  // after what the peer waits for
   }
-  paths_.await_stops();  // the caller may use its memory for something else when it knows
   if (Channel* channel = side_->channel(); channel != nullptr) {
     channel->set_failed(error);
   }
@@ -125,9 +125,6 @@ void Connection::stop() {
     return;
   }
   const Error why = nccl_ha::fail(Errc::closed, "the network engine was shut down");
-  if (Channel* channel = side_->channel(); channel != nullptr) {
-    channel->set_failed(why);
-  }
   if (state_.phase >= ConnectionPhase::usable) {
     linger_.hurry();
     close();
@@ -137,6 +134,9 @@ void Connection::stop() {
   } else {
     control_.send_plain(encode(ControlType::failure, Refusal{Errc::remote, why.what}));
     finish();
+  }
+  if (Channel* channel = side_->channel(); channel != nullptr) {
+    channel->set_failed(why);
   }
 }
 
@@ -150,7 +150,9 @@ void Connection::say_last(Call&& call) {
   }
 }
 
-/// Nothing of the connection goes on but what makes the peer know.
+/// Nothing of the connection goes on but what makes the peer know.  The caller may use its memory
+/// for something else when it hears of the end, or its close has returned: no path writes or reads
+/// it any more.
 void Connection::part(std::vector<std::byte> words, const Error& why, Duration wanted) {
   const bool lingers = state_.backup && state_.ready();
   stop_timers();
@@ -159,6 +161,7 @@ void Connection::part(std::vector<std::byte> words, const Error& why, Duration w
       say_last([&] { control_.send_plain(words); });
     }
     end_linger(why);
+    paths_.await_stops();
     return;
   }
   state_.enter(ConnectionPhase::lingering);
@@ -178,6 +181,7 @@ void Connection::part(std::vector<std::byte> words, const Error& why, Duration w
   });
   state_.context->timers().arm(linger_timer_, linger_.next_look(state_.context->now()));
   state_.context->request_stream_turns(1000);
+  paths_.await_stops();
   look_whether_over();
 }
 

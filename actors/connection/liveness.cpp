@@ -117,7 +117,7 @@ void Liveness::arm() {
   for (size_t i = 0; i < lanes.size(); ++i) {
     const Lane& lane = lanes[i];
     const auto next = lane.usable ? lane.health.next_look(lane.open(), limits_of(context.config()),
-                                                          paths_.other_usable(i))
+                                                          paths_.other_steady(i))
                                   : std::nullopt;
     if (next && *next > now) {
       look_at(*next);
@@ -172,7 +172,7 @@ void Liveness::check(size_t at, bool heartbeat_due) {
   }
   const Moment now = state_.context->moment();
   switch (lane.health.look(now, lane.open(), limits_of(state_.context->config()),
-                           {paths_.other_usable(at), evidence_beside(lane)})) {
+                           {paths_.other_steady(at), evidence_beside(lane)})) {
     case Finding::fine:
       break;
     case Finding::ask:

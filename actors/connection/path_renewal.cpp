@@ -78,6 +78,12 @@ void PathRenewal::on_lane_up(size_t lane) {
   } else {
     next.news_wait = better_first;
   }
+  if (mine.shadow) {
+    for (Next& other : lanes_) {  // what this one tried before is theirs
+      other.reopen_at = other.idle ? state_.context->now() : other.reopen_at;
+    }
+    arm_reopen();
+  }
   // One of another fabric does not come before those of the own one.
   if (mine.shadow && candidates_.worked(mine.shadow_number, !paths_.is_fallback(mine))) {
     next.backoff = ha::Backoff(std::chrono::milliseconds(100), shadow_interval);
@@ -92,6 +98,9 @@ void PathRenewal::on_lane_down(size_t lane, bool carried) {
     }
     if (could_be_better(lane)) {
       candidates_.begin_anew(mine.shadow_number);  // the better ones may have come back meanwhile
+    }
+    if (mine.shadow) {
+      candidates_.ended(mine.shadow_number);
     }
   } else if (mine.shadow && !mine.rejected) {
     pass_over(lane);
@@ -284,6 +293,11 @@ void PathRenewal::turn(size_t lane, End end, const std::vector<size_t>& back) {
     next.again = false;
     owner_.on_lane_failed(lane, fail(Errc::again, "another NIC has its link again"));
   }
+  give_up_lost();
+}
+
+/// Attempts over ends that another shadow has taken.
+void PathRenewal::give_up_lost() {
   for (size_t i = paths_.own(); i < lanes_.size() && state_.live(); ++i) {
     if (!candidates_.lost(paths_.lane(i).shadow_number)) {
       continue;
@@ -355,13 +369,14 @@ void PathRenewal::on_reopen_timer() {
   }
 }
 
-/// False: there is no pair of ends for a shadow for now.
+/// False: there is no pair of ends for a shadow for now, or the connection has failed.
 bool PathRenewal::choose_place(size_t lane) {
   const Instant now = state_.context->now();
   const auto pair = candidates_.choose(paths_.lane(lane).shadow_number, now);
   if (!state_.sound(candidates_)) {
     return false;
   }
+  lanes_[lane].idle = !pair;
   if (!pair) {
     lanes_[lane].reopen_at = candidates_.next_at(now);
     lanes_[lane].looks = false;
@@ -369,7 +384,8 @@ bool PathRenewal::choose_place(size_t lane) {
   }
   lanes_[lane].pair = *pair;
   paths_.move_to(paths_.lane(lane), paths_.places()[pair->local]);
-  return true;
+  give_up_lost();
+  return state_.live();
 }
 
 /// A rail's ends are always the same.

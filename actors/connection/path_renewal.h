@@ -109,6 +109,7 @@ class PathRenewal {
     bool looks = false;                 ///< gave way, and what it tries is a short one
     Instant news_at = Instant::min();   ///< of links, that count again
     Duration news_wait = better_first;  ///< until then after the next
+    bool idle = false;                  ///< for a shadow there was no pair of ends
     bool turned = false;                ///< the next pair of a shadow is chosen already
     bool passed = false;                ///< a shadow's last attempt, over whose pair it goes on
     Duration limit{};                   ///< of the attempt
@@ -116,6 +117,7 @@ class PathRenewal {
   };
 
   void turn(size_t lane, End end, const std::vector<size_t>& back);
+  void give_up_lost();
   void try_at_once(size_t lane);
   bool look(size_t lane, const std::string& why);
   bool is_needed(size_t lane) const;

@@ -55,6 +55,17 @@ bool PathSet::any_usable(std::span<const Lane> lanes) {
   return std::any_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.usable; });
 }
 
+/// Without heartbeats nothing shows it of one that stands by.
+bool PathSet::is_steady(const Lane& lane) const {
+  return lane.health.steady() || state_.context->config().heartbeat_ms == 0;
+}
+
+bool PathSet::other_steady(size_t lane) const {
+  return std::ranges::any_of(lanes(), [&](const Lane& other) {
+    return other.usable && at(other) != lane && is_steady(other);
+  });
+}
+
 void PathSet::count_missing() {
   state_.counters->paths_missing.set(
       static_cast<uint64_t>(std::ranges::count(lanes(), false, &Lane::usable)));

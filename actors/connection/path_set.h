@@ -75,6 +75,9 @@ class PathSet {
   bool other_usable(size_t lane) const {
     return any_usable(lanes().first(lane)) || any_usable(lanes().subspan(lane + 1));
   }
+  /// One that the lane may well be left for.
+  bool other_steady(size_t lane) const;
+  bool is_steady(const Lane& lane) const;
   /// For whoever looks from outside: after each change of what is usable.
   void count_missing();
   /// How much has got through all paths; only differences mean something.

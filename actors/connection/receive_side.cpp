@@ -394,9 +394,10 @@ CloseNotice ReceiveSide::last_words() const {
 
 bool ReceiveSide::all_done() const { return receiver_ && receiver_->groups().all_complete(); }
 
-/// A caller who closes has taken its memory back.
+/// A caller who closes has taken its memory back; but of a range that somebody else has registered
+/// with a NIC as well the same keys are still taken, also by datagrams that stand by for it.
 bool ReceiveSide::exposed(const Lane& lane, bool closing) const {
-  return lane.usable && !closing && !all_done();
+  return lane.usable && !all_done() && (!closing || state_.traits.keys_per_device);
 }
 
 /// Everything that it completed has been acknowledged by this side, so whatever else is posted

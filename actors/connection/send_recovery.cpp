@@ -181,6 +181,10 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
     failover_.take_into_use(lane);
     recovery.life_before = paths_.lane(lane).health.life();
     recovery.usable_since = state_.context->now();
+    if (paths_.lane(lane).shadow) {
+      parts_.liveness.probe_usable();  // by which the peer knows that it stands by
+      ++recovery.life_before;          // the answer to that is no traffic
+    }
     failover_.log_back(lane);
   }
   choose_lanes();
@@ -192,7 +196,7 @@ void SendRecovery::take_steps(size_t lane, const ha::SenderSteps& steps, const E
 void SendRecovery::take_down(size_t lane, const Error& why) {
   Recovery& recovery = lanes_[lane];
   Lane& mine = paths_.lane(lane);
-  const bool carried = mine.health.life() != recovery.life_before;
+  const bool carried = mine.health.life() > recovery.life_before;
   bool spent = false;
   recovery.reason = why;
   renewal_.on_lane_down(lane, carried);
@@ -283,7 +287,7 @@ ha::Detour::View SendRecovery::detour_view() {
   for (size_t i = 0; i < lanes.size(); ++i) {
     const ha::ServingSet::Lane& lane = lanes[i];
     if (lane.usable && lane.weight != 0 && lane.rank != seen.rank &&
-        (!seen.other || lane.rank < *seen.other)) {
+        paths_.is_steady(paths_.lane(i)) && (!seen.other || lane.rank < *seen.other)) {
       seen.other = lane.rank;
       // Other rails of the device may serve together.
       seen.promised = paths_.lane(i).shadow ? paths_.lane(i).traits.bandwidth : 0;

@@ -301,10 +301,13 @@ inline bool Engine::try_acquire(WorkerSlot& slot) {
 }
 
 inline void Engine::release(WorkerSlot& slot) {
-  slot.busy.store(false, std::memory_order_release);
   // What this turn left to do later (an acknowledgement, a timeout) may come before the deadline
-  // that a sleeping thread knows of.
-  if (slot.sleeper->sleeping.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+  // that a sleeping thread knows of.  One that falls asleep from here on looks at the worker
+  // before, and stays awake where it finds it held.  Asked first, as the engine may end when it is
+  // not held any more.
+  const bool sleeps = slot.sleeper->sleeping.load(std::memory_order_relaxed) != 0;
+  slot.busy.store(false, std::memory_order_release);
+  if (sleeps) [[unlikely]] {
     wake_sleeper(slot);
   }
 }

@@ -447,7 +447,11 @@ Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, c
       return descriptor_not_kept(origin.not_kept);
     }
     if (at_device) {
-      return factory(other).add_memory(device(other), origin, who);
+      auto there = factory(other).add_memory(device(other), origin, who);
+      // A name does for the device that a caller asked for itself; a peer would write by it.
+      return there && there->handle == 0
+                 ? fail(Errc::system, fmt::format("{} has failed", device(other).name), ENODEV)
+                 : there;
     }
     if (origin.gpu) {
       return fail(Errc::invalid_usage, fmt::format("{} cannot reach GPU memory", text(other.kind)));

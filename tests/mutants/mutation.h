@@ -171,6 +171,10 @@ enum class Mutation : uint16_t {
   turns_without_end,      ///< a link that comes and goes has every turn
   links_turn_nothing,     ///< NICs whose link is back are not the next ones to be tried
   shadows_share_an_end,   ///< two fallback paths of a connection lie on one NIC
+  tries_bar_others,       ///< two fallback paths that find nothing keep each other's pair for ever
+  tries_count_as_joined,  ///< a better pair is another's as soon as that one tries a NIC of it
+  standby_unannounced,    ///< the peer of one that is in use hears nothing over it
+  flapping_standby_good,  ///< a path that is silent is left at once for one that comes and goes
   keys_not_told_anew,     ///< the keys of a fallback path that was replaced are not told again
   best_shadow_not_named,  ///< keys are told for the first fallback path that was needed only
   rejection_for_ever,     ///< it is never chosen again
@@ -206,6 +210,9 @@ enum class Mutation : uint16_t {
   words_not_kept,      ///< last words that were not heard soon are never heard
   hurry_forgotten,     ///< who closes while its process ends stays as long as ever
   silent_end_kept,     ///< nobody looks for a peer that does not confirm them
+  rail_keys_invented,  ///< memory has a name on a rail whose device has failed
+  end_hasty,           ///< a caller hears of the end before paths have stopped
+  closed_range_open,   ///< a receiver that closes trusts that nobody else registered its memory
   memory_left_open,    ///< paths that may still write memory of the caller's go on
   // Of eager messages:
   eager_out_of_order,   ///< a receive takes one before another one that was sent earlier has come

@@ -286,6 +286,34 @@ TEST_P(Close, MemoryThatWasTakenBackStaysAsItIs) {
   EXPECT_EQ(pair->send_channel().phase(), Phase::failed);
 }
 
+/// The same where the range is registered once more, as by another connection: a NIC knows both by
+/// one key.  The sender's process does not run, and its NIC goes on.
+TEST_P(Close, MemoryThatIsRegisteredOnceMoreStaysAsItIs) {
+  std::vector<std::byte> target(1 << 20, std::byte{0xA5});
+  const auto pair = connected(29);
+  sim::Link slow;
+  slow.rate = 10'000'000;  // a tenth of a second for all of it
+  pair->set_links(slow, sim::Link{}, 0);
+  const auto own = pair->link().register_receive(target.data(), target.size());
+  ASSERT_NE(pair->link().register_receive(target.data(), target.size()), nullptr);
+  ReceiveRequest* slot = pair->receive_channel().acquire();
+  slot->count = 1;
+  slot->buffers[0] = {target.data(), static_cast<uint32_t>(target.size()), own->remote_key, 0};
+  pair->receive_channel().submit(*slot);
+  pair->receive_driver().submit();
+  ASSERT_TRUE(pair->post_send(1 << 20)) << pair->error();
+  ASSERT_TRUE(pair->world().run_until([&] { return target[0] != std::byte{0xA5}; }, seconds(1)));
+  ASSERT_NE(slot->state.load(), RequestState::done);
+  ASSERT_TRUE(pair->link().take_back_receive(own));
+  pair->world().pause(pair->sender(), pair->world().now() + seconds(1));
+  pair->receive_driver().close();
+  pass(*pair, milliseconds(5));
+  std::memset(target.data(), 0x5A, target.size());
+  pass(*pair, milliseconds(500));
+  EXPECT_EQ(std::count(target.begin(), target.end(), std::byte{0x5A}),
+            static_cast<ptrdiff_t>(target.size()));
+}
+
 /// Control streams have a network of their own, and the rails are dark.
 class CloseOverTheStream : public testing::Test {
  protected:

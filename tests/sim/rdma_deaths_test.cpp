@@ -180,6 +180,30 @@ TEST_P(DeviceDeaths, AWorkerGetsNoNamesOfADeviceThatFailed) {
   EXPECT_TRUE(provider.remove_memory(*known));
 }
 
+// Nor does the memory that a caller registers with the other rails of its device.
+TEST_P(DeviceDeaths, ARailThatFailedHasNoKeysAndNoNames) {
+  const ErrorsOnly quiet;
+  SimPair pair(8, {}, mortal_config(), {.rails = 2, .rdma = true});
+  sim::Process& whose = GetParam() == Whose::senders ? pair.sender() : pair.receiver();
+  fabric::Provider& provider = *whose.provider;
+  std::array<std::byte, 64> memory{};
+  const fabric::Attachment own{1, provider.devices()[1].kind};
+  fabric::RailDevices rails(1);
+  rails.devices[1] = 0;
+  rails.count = 2;
+  for (const bool failed : {false, true}) {
+    auto known = provider.add_memory(own, 1, memory.data(), memory.size(), false);
+    ASSERT_TRUE(known) << known.error().message();
+    if (failed) {
+      whose.nics[0]->fail_for_good();
+    }
+    provider.register_on_rails(rails, 1, *known);
+    EXPECT_EQ(known->rail_local_keys[0] == 0, failed);
+    EXPECT_EQ(known->rail_remote_keys[0] == 0, failed);
+    EXPECT_TRUE(provider.remove_memory(*known));
+  }
+}
+
 // A standby's device is no reason to end what does without it.
 TEST_P(DeviceDeaths, AnEndOfAStandbyThatNothingProvesEndsNothing) {
   const ErrorsOnly quiet;

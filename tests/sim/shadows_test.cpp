@@ -8,6 +8,7 @@
 
 #include "ha/sweep.h"
 #include "tests/rig/runs/failover_run.h"
+#include "tests/support/log_lines.h"
 #include "tests/support/sim_pair.h"
 #include "tests/support/sim_seeds.h"
 
@@ -137,6 +138,42 @@ TEST_P(Shadows, TheSideThatWantsFewerDecides) {
     EXPECT_EQ(pair.send_channel().counters().paths_down.get(), 0U) << "nothing lies there";
     ASSERT_EQ(transfer(pair, 94), "");
   }
+}
+
+/// Nothing was posted over it, and no heartbeat was due: the receiver knows all the same that the
+/// sender's half was in use.
+TEST_P(Shadows, AStandbyThatGoesIsToldOfOnBothHosts) {
+  Config config = shadows_config(1);
+  config.heartbeat_ms = 0;
+  SimPair pair(103, {}, config, {.rails = 2, .rdma = GetParam()});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(2));
+  const LogLines log;
+  ASSERT_TRUE(pair.send_driver().suspect(1));
+  pass(pair, std::chrono::milliseconds(100));
+  ASSERT_EQ(pair.send_channel().counters().paths_down.get(), 1U) << "the fault did not happen";
+  EXPECT_EQ(pair.receive_channel().counters().paths_down.get(), 1U);
+  EXPECT_EQ(log.count("is down: "), 2U) << log.text();
+}
+
+/// What it has shown is its first heartbeat.
+TEST_P(Shadows, AStandbyThatFlapsIsMadeAnewLessAndLessOften) {
+  Config config = shadows_config(1);
+  config.heartbeat_ms = 0;
+  SimPair pair(104, {}, config, {.rails = 2, .rdma = GetParam()});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, seconds(2));
+  const auto& counters = pair.send_channel().counters();
+  const Instant begin = pair.world().now();
+  for (uint64_t failure = 1; failure <= 6; ++failure) {
+    ASSERT_TRUE(pair.send_driver().suspect(1));
+    ASSERT_TRUE(
+        pair.world().run_until([&] { return counters.paths_back.get() == failure; }, seconds(10)))
+        << failure;
+    pass(pair, std::chrono::milliseconds(1));
+  }
+  // The first attempt goes at once, the others wait for at least half of 100, 200, ... 1600 ms.
+  EXPECT_GE(pair.world().now() - begin, std::chrono::milliseconds(1550));
 }
 
 /// More than there are rails for.
@@ -379,6 +416,33 @@ TEST(OnlyRailsLink, IsDialledAtOnceWhereEitherHostHearsOfIt) {
           << i << (host == &pair.sender() ? ", told to the sender" : ", told to the receiver");
     }
   }
+}
+
+/// Both standbys share a NIC with the traffic's path, as the pair that need not is dark.  Then that
+/// one is all there is, for the stream too, and each standby tries one of its NICs.
+TEST(ShadowsThatTry, LeaveEachOtherTheOnlyPairThatWorks) {
+  SimPair pair(102, {}, shadows_config(2), {.rails = 2});
+  const auto set = [&](size_t here, size_t there, bool cut) {
+    sim::Link link;
+    link.cut = cut;
+    sim::Network& network = pair.world().network();
+    network.set_link(pair.sender().addresses[here], pair.receiver().addresses[there], link);
+    network.set_link(pair.receiver().addresses[there], pair.sender().addresses[here], link);
+  };
+  set(1, 1, true);
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& counters = pair.send_channel().counters();
+  ASSERT_TRUE(pair.world().run_until([&] { return counters.paths_missing.get() == 0; }, seconds(2)))
+      << "what the first one tries in vain is the second one's";
+  const uint64_t down = counters.paths_down.get();
+  set(1, 1, false);
+  set(0, 0, true);
+  set(0, 1, true);
+  set(1, 0, true);
+  rig::TransferPlan plan;
+  plan.seed = 102;
+  EXPECT_EQ(pair.transfer(plan, seconds(25)), "");
+  EXPECT_EQ(counters.paths_down.get(), down + 3) << "the faults did not happen";
 }
 
 /// Hosts with addresses that lead nowhere (bridges, other networks) before those that lead to the

@@ -1,6 +1,7 @@
 // A path and a stream that only write down what they are given.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +33,12 @@ class SilentPath final : public fabric::Path {
     return flush_answer;
   }
   void fail(const Error&) override { state_ = fabric::PathState::error; }
+  void await_stop() override {
+    ++stops_awaited;
+    if (on_await) {
+      on_await();
+    }
+  }
   const fabric::PathTraits& traits() const override { return path_traits; }
   void failure_domains(fabric::FailureDomains& out) const override { out = domains; }
   std::string describe() const override { return "silent"; }
@@ -40,6 +47,8 @@ class SilentPath final : public fabric::Path {
   std::vector<fabric::FlushPost> flushes;
   Errc flush_answer = Errc::ok;
   unsigned receives = 0;
+  unsigned stops_awaited = 0;
+  std::function<void()> on_await;
   fabric::PathTraits path_traits;
   fabric::FailureDomains domains;
 

@@ -9,6 +9,7 @@
 #include "actors/endpoint.h"
 #include "runtime/engine/engine.h"
 #include "tests/rig/sim/world.h"
+#include "tests/support/silent_path.h"
 
 namespace nccl_ha {
 namespace {
@@ -44,7 +45,7 @@ class FakeSide final : public Side {
   bool peer_may_leave() const override { return false; }
   CloseNotice last_words() const override { return {}; }
   bool all_done() const override { return false; }
-  bool exposed(const Lane&, bool) const override { return false; }
+  bool exposed(const Lane&, bool) const override { return exposes; }
   std::string wanted_peer() const override { return "nobody"; }
   void on_lane_ready(size_t) override {}
   void on_lane_failed(size_t, const Error&) override {}
@@ -59,6 +60,7 @@ class FakeSide final : public Side {
   ConnectionParts parts;
   SideOwner& owner;
   bool paths_told = true;
+  bool exposes = false;
 
  private:
   Story& story_;
@@ -152,6 +154,35 @@ TEST_F(ConnectionTest, WithFailoverItLingersUntilItsLastWordsAreHeardOrTheTimeIs
   EXPECT_TRUE(connection_->lingers());
   pass(ha::CloseLinger::limit + milliseconds(2));
   EXPECT_EQ(story_.back(), "destroyed");
+}
+
+/// What a caller knows next is that its memory is its own again.
+class ConnectionEnd : public ConnectionTest, public testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Ways, ConnectionEnd, testing::Values("failure", "peer", "close", "stop"),
+                         [](const auto& way) { return std::string(way.param); });
+
+TEST_P(ConnectionEnd, LeavesNoPathThatStillTakesSomething) {
+  side_->parts.state.backup = true;
+  become_usable();
+  auto path = std::make_unique<SilentPath>();
+  SilentPath& watched = *path;
+  watched.on_await = [&] {
+    EXPECT_EQ(endpoint_->channel.phase(), Phase::connecting) << "the caller knows already";
+  };
+  side_->parts.paths.lane(0).owned.path = std::move(path);
+  side_->exposes = true;
+  const std::string way = GetParam();
+  if (way == "failure") {
+    side_->parts.state.fail(fail(Errc::remote, "gone"));
+  } else if (way == "peer") {
+    side_->owner.part_with_peer(fail(Errc::remote, "the peer closed the connection"));
+  } else if (way == "close") {
+    close();
+  } else {
+    connection_->stop();
+  }
+  EXPECT_EQ(watched.state(), fabric::PathState::error);
+  EXPECT_EQ(watched.stops_awaited, 1U);
 }
 
 TEST_F(ConnectionTest, WhoClosesAfterAFailureEndsIt) {

@@ -60,6 +60,22 @@ TEST_F(LivenessTest, ANewPathIsNotJudgedByTheSilenceOfTheOldOne) {
   EXPECT_GE(world_.now() - begin, milliseconds(Config{}.rto_ms));
 }
 
+TEST_F(LivenessTest, NoPathIsLeftEarlyForOneThatFlaps) {
+  Lane& standby = bench_->paths.lane(1);
+  ASSERT_TRUE(bench_->paths.other_steady(0));
+  bench_->failover.take_down(1, fail(Errc::remote, "cut"));
+  BenchActor::renew_path(standby);
+  bench_->failover.take_into_use(1);
+  EXPECT_TRUE(bench_->paths.other_usable(0));
+  for (int answers = 0; answers < 3; ++answers) {
+    EXPECT_FALSE(bench_->paths.other_steady(0)) << answers;
+    ASSERT_TRUE(world_.run_until([&] { return standby.control.heartbeats_open != 0; }, seconds(1)));
+    static_cast<void>(bench_->control.boxes().on_completion(
+        completion_of(1, bench_->path(1).posts.back()), standby));
+  }
+  EXPECT_TRUE(bench_->paths.other_steady(0));
+}
+
 /// A connection of the same worker that does nothing.
 class Bystander final : public NicMonitor::Member {
  public:

@@ -48,7 +48,73 @@ TEST(ShadowCandidates, ABetterPairIsOneThatTheShadowCouldTake) {
   candidates.reject(End::local, 2, candidates_start);
   EXPECT_FALSE(candidates.any_better(0, {2, 1}, candidates_start, is_second));
   EXPECT_EQ(candidates.choose(1, candidates_start), (RailPair{1, 1}));
-  EXPECT_FALSE(candidates.any_better(0, {2, 1}, candidates_start, any)) << "the other has it";
+  EXPECT_TRUE(candidates.any_better(0, {2, 1}, candidates_start, any)) << "over 1 to 2";
+  EXPECT_FALSE(candidates.any_better(0, {1, 2}, candidates_start, any)) << "the other tries it";
+  candidates.worked(1);
+  EXPECT_FALSE(candidates.any_better(0, {2, 1}, candidates_start, any)) << "the other has its end";
+}
+
+/// Either stands by over a NIC of the only pair that works when both are out.
+TEST(ShadowCandidates, TwoThatFindNothingLeaveTheFirstOneThePairThatBothNeed) {
+  ShadowCandidates candidates({{1, 1}, {0, 1}, {1, 0}}, 2);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  candidates.pass_over(0);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{0, 1}));
+  candidates.worked(0);
+  ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{1, 0}));
+  candidates.worked(1);
+  for (const size_t shadow : {0U, 1U}) {
+    candidates.ended(shadow);
+    candidates.begin_sweeps(shadow);
+  }
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{0, 1}));
+  ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{1, 0}));
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    candidates.pass_over(0, true);
+    EXPECT_EQ(candidates.sweeps_on(0, candidates_start, true), attempt == 0);
+    if (attempt == 0) {
+      EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{0, 1})) << "the other tries 1";
+    }
+  }
+  EXPECT_FALSE(candidates.lost(1));
+  EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  EXPECT_TRUE(candidates.lost(1));
+  EXPECT_EQ(candidates.choose(1, candidates_start), std::nullopt) << "all share an end with it";
+  EXPECT_EQ(candidates.broken(), nullptr);
+}
+
+TEST(ShadowCandidates, WhatWorksIsTakenFromNobodyWhoHasFoundNothing) {
+  ShadowCandidates candidates({{1, 1}, {2, 2}, {1, 2}}, 2);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{2, 2}));
+  candidates.worked(1);
+  for (int attempt = 0; attempt < 9; ++attempt) {
+    candidates.pass_over(0);
+    static_cast<void>(candidates.sweeps_on(0, candidates_start, false));
+    EXPECT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  }
+  EXPECT_FALSE(candidates.lost(1));
+}
+
+/// The first one tries in vain what the second one leaves it.
+TEST(ShadowCandidates, WhoLooksForABetterPairTakesWhatAnotherMerelyTries) {
+  ShadowCandidates candidates({{1, 1}, {1, 0}, {0, 1}}, 2);
+  const auto any = [](const RailPair&) { return true; };
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 1}));
+  candidates.pass_over(0);
+  ASSERT_EQ(candidates.choose(0, candidates_start), (RailPair{1, 0}));
+  ASSERT_EQ(candidates.choose(1, candidates_start), (RailPair{0, 1}));
+  candidates.worked(1);
+  ASSERT_TRUE(candidates.any_better(1, {0, 1}, candidates_start, any));
+  candidates.begin_anew(1);
+  candidates.ended(1);
+  EXPECT_EQ(candidates.choose(1, candidates_start), (RailPair{1, 1}));
+  EXPECT_TRUE(candidates.lost(0));
+  candidates.pass_over(0);
+  static_cast<void>(candidates.sweeps_on(0, candidates_start, false));
+  EXPECT_EQ(candidates.choose(0, candidates_start), std::nullopt) << "it has it for its attempt";
+  candidates.worked(1);
+  EXPECT_EQ(candidates.broken(), nullptr);
 }
 
 TEST(ShadowCandidates, ARejectedEndTakesAllItsPairsWithIt) {

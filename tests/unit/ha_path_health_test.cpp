@@ -54,6 +54,25 @@ struct Watch {
   int asks = 0;
 };
 
+TEST(PathHealth, WhatDidNotLastIsSteadyAfterThreeAnswersInARow) {
+  Watch watch;
+  EXPECT_TRUE(watch.health.steady()) << "nothing speaks against it";
+  for (int answers = 2; answers >= 0; --answers) {
+    for (int i = 0; i < answers; ++i) {
+      watch.health.show_life();
+    }
+    watch.health.begin(watch.moment());
+    EXPECT_FALSE(watch.health.steady()) << answers;
+  }
+  for (int answers = 0; answers < 3; ++answers) {
+    EXPECT_FALSE(watch.health.steady()) << answers;
+    watch.health.show_life();
+  }
+  EXPECT_TRUE(watch.health.steady());
+  watch.health.begin(watch.moment());
+  EXPECT_TRUE(watch.health.steady()) << "the one before lasted";
+}
+
 TEST(PathHealth, AnIdlePathIsNeverTooSilent) {
   Watch watch;
   EXPECT_EQ(watch.silent_after(nothing, seconds(100)), std::nullopt);

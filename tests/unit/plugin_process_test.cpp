@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plugin/process.h"
@@ -52,10 +54,11 @@ class MeshHost final : public Host {
   Result<Listening> open_listener(std::span<const IpAddress>, std::string_view) override {
     return fail(Errc::system, "nobody connects");
   }
-  Instant now() override { return {}; }
+  Instant now() override { return time; }
   SecretSource& secrets() override { return kernel_secrets(); }
 
   Config config;
+  Instant time{};
   bool starts = false;
   std::vector<fabric::NetInterface> all{interface("cable0", 2, 1), interface("cable1", 3, 2),
                                         interface("mgmt0", 4, 3)};
@@ -150,6 +153,66 @@ TEST(ProcessOfTwoNccls, IsNotStoppedByTheLastContextOfOne) {
   EXPECT_NE(process.generation(), 0U);
   process.remove_context();
   EXPECT_EQ(process.generation(), 0U);
+}
+
+/// Whose program asks no more: NCCL has nothing that it could close.
+class ProcessWithConnects : public testing::Test {
+ protected:
+  void SetUp() override {
+    host_.config.fabric = "datagram";
+    host_.starts = true;
+    host_.time = Instant(std::chrono::hours(1));
+    ASSERT_TRUE(process_.initialize(nullptr, 0));
+  }
+  void TearDown() override { process_.shut_down(); }
+  /// The number of one more, and what is kept of it.
+  std::pair<uint64_t, std::weak_ptr<SendEndpoint>> add() {
+    auto engine = process_.open();
+    EXPECT_TRUE(engine);
+    auto endpoint =
+        std::make_shared<SendEndpoint>(process_.next_domain(), fabric::Attachment{},
+                                       (*engine)->worker(0), **engine, fabric::RailDevices{});
+    const std::weak_ptr<SendEndpoint> kept = endpoint;
+    return {process_.add_pending(std::move(endpoint)), kept};
+  }
+  static void end(const std::weak_ptr<SendEndpoint>& kept) {
+    kept.lock()->channel.set_failed(fail(Errc::timed_out, "nobody answers"));
+  }
+  void pass(int64_t ms) { host_.time += std::chrono::milliseconds(ms); }
+
+  MeshHost host_;
+  Process process_{host_};
+};
+
+TEST_F(ProcessWithConnects, KeepsNoneThatHasFailedAndThatNobodyAsksFor) {
+  const auto [abandoned, of_abandoned] = add();
+  const auto [asked, of_asked] = add();
+  const auto [under_way, of_under_way] = add();
+  end(of_abandoned);
+  end(of_asked);
+  pass(host_.config.connect_timeout_ms - 1);
+  EXPECT_NE(process_.find_pending(asked), nullptr);
+  static_cast<void>(add());
+  EXPECT_FALSE(of_abandoned.expired()) << "its caller may just have been held up";
+  pass(1);
+  static_cast<void>(add());
+  EXPECT_TRUE(of_abandoned.expired());
+  EXPECT_EQ(process_.find_pending(abandoned), nullptr);
+  EXPECT_NE(process_.find_pending(asked), nullptr);
+  EXPECT_NE(process_.find_pending(under_way), nullptr);
+}
+
+/// Who still asks for one may do so when the process ends.
+TEST_F(ProcessWithConnects, KeepsItsDevicesAtTheEndForThoseThatAreAskedForAlone) {
+  for (const bool abandoned : {false, true}) {
+    ASSERT_TRUE(process_.initialize(nullptr, 0));
+    const auto [number, kept] = add();
+    end(kept);
+    pass(host_.config.connect_timeout_ms);
+    EXPECT_TRUE(abandoned || process_.find_pending(number) != nullptr);
+    process_.shut_down();
+    EXPECT_EQ(process_.device_count() == 0, abandoned);
+  }
 }
 
 }  // namespace

@@ -82,6 +82,38 @@ Config config_for(bool threads, int64_t workers = 1) {
   return config;
 }
 
+/// One thread closes a connection while another one finalizes.
+TEST(EngineInline, EndsAfterTheTurnInWhichACallerIs) {
+  auto started = Engine::start(config_for(false));
+  ASSERT_TRUE(started) << started.error().message();
+  std::unique_ptr<Engine> engine = std::move(*started);
+  Seen seen;
+  ASSERT_TRUE(engine->worker(0).adopt(std::make_unique<Probe>(seen)));
+  std::atomic<bool> inside{false};
+  std::atomic<bool> leaves{false};
+  std::atomic<uint32_t> stopped_meanwhile{0};
+  std::thread calls([&, raw = engine.get()] {
+    Engine::WorkerSlot& slot = *raw->slot_of(raw->worker(0));
+    Engine::Caller caller;
+    const auto post = [&] {
+      inside.store(true);
+      static_cast<void>(until([&] { return leaves.load(); }));
+      stopped_meanwhile.store(seen.stopped.load());
+    };
+    while (!raw->turn(slot, caller, post, false)) {
+      sched_yield();  // the fallback thread is turning it
+    }
+  });
+  EXPECT_TRUE(until([&] { return inside.load(); }));
+  std::thread ends([&] { engine.reset(); });
+  EXPECT_FALSE(until([&] { return seen.stopped.load() != 0; }, milliseconds(100)));
+  leaves.store(true);
+  calls.join();
+  ends.join();
+  EXPECT_EQ(stopped_meanwhile.load(), 0U);
+  EXPECT_EQ(seen.stopped.load(), 1U);
+}
+
 /// Echoes on a TCP stream; counts what it hears.
 class Echo final : public Actor, private StreamOwner, private AcceptorOwner {
  public:
