@@ -215,6 +215,25 @@ TEST(NicSettings, GidsOfOtherNamespacesAndDevicesWithoutANodeGuid) {
   });
 }
 
+TEST(NicSettings, ADriverMayAnswerForItsFirmware) {
+  with_nic("devices=1,driver=bnxt_re,hang.verb=50ms,internal.reset=60s", [](Control& control) {
+    QueueEnd end(0);
+    ASSERT_NE(end.qp, nullptr);
+    for (const emulated::Mode mode : {emulated::Mode::hung, emulated::Mode::internal}) {
+      control.set_mode(1, 0, mode);
+      ibv_port_attr port{};
+      EXPECT_EQ(ibv_query_port(end.context, 1, &port), 0);
+      EXPECT_EQ(ibv_destroy_qp(end.qp), 0) << "it is not destroyed";
+      EXPECT_EQ(ibv_create_cq(end.context, 1, nullptr, nullptr, 0), nullptr);
+      EXPECT_EQ(errno, mode == emulated::Mode::hung ? ETIMEDOUT : EIO);
+    }
+    EXPECT_EQ(control.device(1, 0).counters.verbs_failed.load(), 4U);
+    control.set_mode(1, 0, emulated::Mode::reset);
+    ibv_port_attr port{};
+    EXPECT_EQ(ibv_query_port(end.context, 1, &port), EIO) << "the kernel says that";
+  });
+}
+
 TEST(NicSettings, PacketsThatGetLostAreSentAgain) {
   with_nic("devices=2,loss=100000,packet=4096,seed=3", [](Control& control) {
     QueuePairs pairs;

@@ -20,12 +20,24 @@ using Rank = Conductor::Rank;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-std::atomic<int> port_answer{0};
+/// Of the firmware: 0 or an errno value.
+std::atomic<int> firmware_answer{0};
+/// Completion queues that there are.
+std::atomic<int> queues{0};
 
+/// A driver that knows by itself how its ports are, and what ends has always ended.
 Library answering() {
   Library library;
-  library.device.query_port = [](ibv_context*, uint8_t, ibv_port_attr*) {
-    return port_answer.load();
+  library.device.query_port = [](ibv_context*, uint8_t, ibv_port_attr*) { return 0; };
+  library.completion.create_queue = [](ibv_context*, int, void*, ibv_comp_channel*, int) {
+    static ibv_cq made{};
+    errno = firmware_answer.load();
+    queues += errno == 0 ? 1 : 0;
+    return errno == 0 ? &made : nullptr;
+  };
+  library.completion.destroy_queue = [](ibv_cq*) {
+    --queues;
+    return 0;
   };
   return library;
 }
@@ -110,13 +122,13 @@ TEST(Conductors, OneQuestionServesAllWhoAskAfterTheSameCommands) {
   const Library library = answering();
   Conductor conductor(library, nullptr);
   Gate gate;
-  port_answer = EIO;
+  firmware_answer = EIO;
   conductor.add(Rank::make, [&] { gate.pass(); });
   gate.await();
   const auto first = conductor.ask();
   const auto second = conductor.ask();
   int errors = 0;
-  conductor.add(Rank::stop, [&] { errors = port_answer.exchange(0); });
+  conductor.add(Rank::stop, [&] { errors = firmware_answer.exchange(0); });
   const auto third = conductor.ask();
   EXPECT_EQ(first, second);
   EXPECT_NE(first, third) << "a command lies between";
@@ -126,6 +138,24 @@ TEST(Conductors, OneQuestionServesAllWhoAskAfterTheSameCommands) {
   EXPECT_EQ(errors, EIO);
   EXPECT_EQ(first->error(), EIO);
   EXPECT_TRUE(third->confirmed());
+}
+
+TEST(Conductors, TheFirmwareIsAskedAndNotItsDriver) {
+  const Library library = answering();
+  Conductor conductor(library, nullptr);
+  EXPECT_EQ(conductor.question(), 0);
+  EXPECT_EQ(queues, 0) << "one question leaves nothing behind";
+  for (const int error : {EIO, ETIMEDOUT, ENODEV, EBUSY}) {
+    firmware_answer = error;
+    EXPECT_EQ(conductor.question(), error);
+    EXPECT_FALSE(is_shortage(error));
+  }
+  for (const int error : {ENOMEM, EAGAIN, EINVAL, ENOSPC}) {
+    firmware_answer = error;
+    EXPECT_EQ(conductor.question(), error);
+    EXPECT_TRUE(is_shortage(error)) << "no answer either way";
+  }
+  firmware_answer = 0;
 }
 
 TEST(Conductors, AnAnswerIsAwaitedButNotForLong) {

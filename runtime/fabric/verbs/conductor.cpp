@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -83,10 +84,17 @@ std::shared_ptr<const Answer> Conductor::ask() {
 }
 
 int Conductor::question() const {
-  // Of a port, as the driver cannot answer that by itself.
-  ibv_port_attr attributes{};
-  const int error = library_.device.query_port(context_, 1, &attributes);
-  return error < 0 ? EIO : error;
+  // For a queue, as no driver can say by itself that there is one (README.md).
+  errno = 0;
+  ibv_cq* const queue = library_.completion.create_queue(context_, 1, nullptr, nullptr, 0);
+  if (queue == nullptr) {
+    return errno > 0 ? errno : EIO;
+  }
+  if (const int error = library_.completion.destroy_queue(queue); error != 0) {
+    NHA_LOG_WARN_LIMITED("an RDMA device keeps a completion queue of one entry: {}",
+                         std::strerror(error));
+  }
+  return 0;
 }
 
 void Conductor::put(Rank rank, Order order) {

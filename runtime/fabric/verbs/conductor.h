@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +21,12 @@
 #include "runtime/fabric/verbs/library.h"
 
 namespace nccl_ha::fabric::verbs {
+
+/// Whether that errno value of a question means that the host or the device was short of something,
+/// or has too many: neither that the firmware lives, nor that it does not.
+constexpr bool is_shortage(int error) {
+  return error == ENOMEM || error == EAGAIN || error == ENOSPC || error == EINVAL;
+}
 
 /// What became of a command.  The conductor sets it, any thread reads it.
 struct Answer {
@@ -53,7 +60,8 @@ class Conductor {
   /// `tell`, if any, is called when the command has taken its time.  `allowed`: what it may take
   /// where nothing hangs, if that is longer than others do.
   void add(Rank rank, Command command, Command tell = {}, Duration allowed = {});
-  /// Asks the firmware something, after all of rank stop that was added before.  0: it lives.
+  /// Asks the firmware something, after all of rank stop that was added before.  0: it lives; see
+  /// is_shortage().
   std::shared_ptr<const Answer> ask();
   /// The same at once.  For commands.
   int question() const;

@@ -95,11 +95,23 @@ Place Device::place(unsigned port) const {
 
 uint64_t Device::guid() const { return guid_base + (uint64_t{host_} << 16U) + (index_ << 8U); }
 
+bool Device::reset_for(Duration time) const {
+  return mode() == Mode::reset &&
+         now_ns() >= state_.since.load() + static_cast<uint64_t>(time.count());
+}
+
+bool Device::registered(uint32_t generation) const {
+  return state_.generation.load() == generation &&
+         !reset_for(settings_.removal + settings_.removal_rest);
+}
+
 bool Device::moves_data(uint32_t generation) const {
   if (state_.generation.load() != generation) {
     return false;
   }
+  const bool lingers = settings_.removal_rest.count() != 0 && mode() == Mode::reset;
   return mode() == Mode::running || mode() == Mode::removing ||
+         (lingers && registered(generation)) ||
          (mode() == Mode::internal &&
           now_ns() < state_.since + static_cast<uint64_t>(settings_.internal_writes.count()));
 }
@@ -187,7 +199,8 @@ void Device::take_memory(uint64_t now) {
   const uint64_t took = now > since ? now - since : 0;
   const uint64_t takes = state_.takes.load();
   doomed_ = std::max(doomed_, memory_.count());
-  const size_t gone = took >= takes ? doomed_ : (doomed_ + 1) * took / takes;
+  const bool fails = settings_.removal_rest.count() != 0;  // the driver, in the first pass
+  const size_t gone = fails ? 0 : took >= takes ? doomed_ : (doomed_ + 1) * took / takes;
   memory_.revoke(doomed_ - std::min(gone, doomed_));
   auto removing = static_cast<uint32_t>(Mode::removing);
   if (took >= takes &&
@@ -234,7 +247,7 @@ void Device::let_go(uint64_t now) {
   } else {
     doomed_ = 0;
   }
-  const bool over = mode() == Mode::reset && after(settings_.removal);
+  const bool over = reset_for(settings_.removal);
   for (Context* context : contexts_) {
     if (over || context->generation != state_.generation.load()) {
       take_away(*context);

@@ -45,6 +45,8 @@ class Device : public ibv_device {
   uint32_t gid_count() const;
   /// Packets come and go for queue pairs of whoever opened it so.
   bool moves_data(uint32_t generation) const;
+  /// The kernel has it as an RDMA device; its users' objects have all ended before it has not.
+  bool registered(uint32_t generation) const;
   /// Completions are seen.
   bool completes(uint32_t generation) const {
     return (mode() == Mode::running || mode() == Mode::removing) &&
@@ -67,6 +69,8 @@ class Device : public ibv_device {
 
  private:
   uint64_t guid() const;
+  /// It was let go of so long ago.
+  bool reset_for(Duration time) const;
   void take_memory(uint64_t now);
   void take_away(Context& context);
 

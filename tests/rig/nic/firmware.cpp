@@ -43,7 +43,8 @@ Verdict Firmware::command(Command kind, Duration cost, uint32_t generation) {
     wait(settings_.hang_verb, Mode::hung);
     if (mode() == Mode::hung) {
       ++state_.counters.verbs_failed;
-      return {false, static_cast<int>(settings_.hang_answer)};
+      const bool pretends = settings_.driver_answers && kind == Command::ends;
+      return {false, pretends ? 0 : static_cast<int>(settings_.hang_answer)};
     }
   }
   if (mode() == Mode::reset || mode() == Mode::removing || state_.generation.load() != generation) {

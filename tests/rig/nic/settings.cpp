@@ -56,6 +56,7 @@ constexpr std::pair<const char*, Duration Settings::*> durations[] = {
     {"internal.writes", &Settings::internal_writes},
     {"internal.reset", &Settings::internal_reset},
     {"removal", &Settings::removal},
+    {"removal.rest", &Settings::removal_rest},
     {"delay", &Settings::delay},
     {"late", &Settings::late},
     {"gpu_late", &Settings::gpu_late},
@@ -71,6 +72,7 @@ constexpr Choice choices[] = {
     {"transport", "iwarp", "ib", &Settings::iwarp},
     {"link", "unspecified", "own", &Settings::no_link_layer},
     {"kernel", "old", "new", &Settings::old_kernel},
+    {"driver", "bnxt_re", "mlx5", &Settings::driver_answers},
 };
 constexpr std::pair<std::string_view, uint32_t> operations[] = {
     {"send", op_send}, {"read", op_read}, {"atomic", op_atomic}, {"write", op_write}};

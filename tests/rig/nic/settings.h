@@ -32,6 +32,7 @@ struct Settings {
   bool iwarp = false;           ///< its transport
   bool no_link_layer = false;   ///< ports do not say which they have
   bool old_kernel = false;      ///< before Linux 5.7
+  bool driver_answers = false;  ///< questions about ports, and that something has ended
   uint64_t ece = 0;             ///< generation of ConnectX, 0: none
 
   // Limits.
@@ -58,6 +59,7 @@ struct Settings {
   Duration internal_writes = std::chrono::milliseconds(500);
   Duration internal_reset = std::chrono::seconds(2);
   Duration removal = std::chrono::milliseconds(20);
+  Duration removal_rest{};  ///< until its driver has ended what it failed to end in the first pass
 
   // The network.
   uint64_t packet = 16384;  ///< bytes that travel together; datagrams have the MTU
