@@ -129,6 +129,8 @@ enum class Mutation : uint16_t {
   failure_answers,       ///< work that failed tells that all before it was acknowledged
   kept_receives_forgotten,  ///< a receive that came back tells that all before it did
   end_unconfirmed,         ///< what a driver says it has ended counts without an answer of firmware
+  grh_not_required,        ///< an InfiniBand port that requires global routing headers gets none
+  router_not_named,        ///< another subnet is reached by the peer's LID, which is none there
   driver_asked,            ///< a driver's own answer counts as one of the firmware
   shortage_is_refusal,     ///< who could not be asked for want of something is asked seconds later
   lost_device_believed,    ///< what the driver of a lost device says counts

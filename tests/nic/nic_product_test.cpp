@@ -210,6 +210,27 @@ TEST(NicProduct, APeerIsNamedWithItsSubnetWhereLidsRepeat) {
   });
 }
 
+TEST(NicProduct, AnInfiniBandPortThatRequiresAGlobalRoutingHeaderGetsOne) {
+  with_nic("devices=2,ib,grh", [](Control&) {
+    ProductPair pair({});
+    EXPECT_TRUE(pair.ports[0].info.global_only);
+    for (const auto* path : {&pair.paths[0].first, &pair.paths[0].second}) {
+      EXPECT_EQ((*path)->state(), PathState::ready) << "that to itself, for flushes, has one too";
+      EXPECT_EQ(asked_of(*path).ah_attr.is_global, 1);
+      EXPECT_NE(asked_of(*path).ah_attr.dlid, 0);
+    }
+  });
+}
+
+TEST(NicProduct, AnotherInfiniBandSubnetIsReachedByTheRouterThatThePeersGidNames) {
+  with_nic("devices=2,ib,subnets", [](Control&) {
+    ProductPair pair({});
+    EXPECT_EQ(pair.paths[0].second->state(), PathState::ready);
+    EXPECT_EQ(asked_of(pair.paths[0].first).ah_attr.dlid, 0xB001);
+    EXPECT_EQ(asked_of(pair.paths[0].second).ah_attr.dlid, 0xB000);
+  });
+}
+
 TEST(NicProduct, RetriesThatOutlastFailoverAreSaidAtInit) {
   with_nic("devices=2", [](Control&) {
     Config config;

@@ -215,6 +215,26 @@ TEST(NicSettings, GidsOfOtherNamespacesAndDevicesWithoutANodeGuid) {
   });
 }
 
+TEST(NicSettings, RoutesWithoutTheirHeaderOrTheirRouterAreRefused) {
+  for (const std::string setting : {"grh", "subnets"}) {
+    with_nic("devices=2,ib," + setting, [&](Control&) {
+      QueuePairs pairs;
+      ibv_port_attr port{};
+      ASSERT_EQ(ibv_query_port(pairs.b.context, 1, &port), 0);
+      EXPECT_EQ((port.flags & IBV_QPF_GRH_REQUIRED) != 0, setting == "grh");
+      ibv_ah_attr route{};
+      route.port_num = 1;
+      route.dlid = port.lid;
+      EXPECT_EQ(ibv_create_ah(pairs.a.pd, &route), nullptr);
+      EXPECT_EQ(errno, setting == "grh" ? EINVAL : EHOSTUNREACH);
+      route.is_global = 1;
+      route.grh.dgid = pairs.b.gid();
+      route.dlid = setting == "grh" ? port.lid : uint16_t{0xB001};
+      EXPECT_NE(ibv_create_ah(pairs.a.pd, &route), nullptr);
+    });
+  }
+}
+
 TEST(NicSettings, ADriverMayAnswerForItsFirmware) {
   with_nic("devices=1,driver=bnxt_re,hang.verb=50ms,internal.reset=60s", [](Control& control) {
     QueueEnd end(0);

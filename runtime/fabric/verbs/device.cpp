@@ -97,7 +97,7 @@ void sort_in(const Config& config, const std::shared_ptr<Device>& device, PortIn
     return;
   }
   const auto want = gid_preference(config, info);
-  if (!select_gid(info.gids, *want) && info.link == LinkLayer::ethernet) {
+  if (!select_gid(info.gids, *want) && info.needs_gid()) {
     list.notes.push_back(fmt::format(
         "{} is not usable: none of its {} GIDs fits the settings (does {} have an IP address?)",
         who, info.gids.size(), info.netdev.empty() ? "its interface" : info.netdev));
@@ -451,6 +451,8 @@ Result<PortInfo> Device::query(uint8_t port) const {
                                            "armed",     "active", "active (deferred)"};
   info.state = attributes.state <= IBV_PORT_ACTIVE_DEFER ? states[attributes.state] : "unknown";
   info.lid = attributes.lid;
+  info.global_only =
+      info.link == LinkLayer::infiniband && (attributes.flags & IBV_QPF_GRH_REQUIRED) != 0;
   info.mtu = 128U << static_cast<unsigned>(attributes.active_mtu);
   info.message_max = attributes.max_msg_sz;
   info.speed_mbps = speed_of(info, attributes);

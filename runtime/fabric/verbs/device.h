@@ -36,6 +36,7 @@ struct PortInfo {
   bool active = false;
   std::string state;         ///< as verbs names it, for people
   uint16_t lid = 0;          ///< InfiniBand only
+  bool global_only = false;  ///< InfiniBand: packets have a global routing header, or do not leave
   uint32_t mtu = 1024;       ///< active path MTU, bytes of payload
   uint32_t message_max = 0;  ///< bytes of one write
   int64_t speed_mbps = 0;    ///< 10^6 bit/s: lanes times lane rate
@@ -44,6 +45,9 @@ struct PortInfo {
   int numa_node = -1;
   std::string netdev;  ///< RoCE: the network interface beneath
   std::vector<GidEntry> gids;
+
+  /// Whoever has no GID reaches nobody.
+  bool needs_gid() const { return link == LinkLayer::ethernet || global_only; }
 };
 
 /// Bits of verbs' width and speed codes (IBTA, PortInfo attribute) as lanes and Mbit/s.

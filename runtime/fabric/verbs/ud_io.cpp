@@ -8,6 +8,7 @@
 
 #include "runtime/base/data_turn.h"
 #include "runtime/base/log.h"
+#include "runtime/fabric/verbs/route.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {
@@ -73,7 +74,7 @@ Result<std::unique_ptr<UdIo>> UdIo::make(Device& device, const Route& route,
   }
   io->info_ = std::move(*info);
   io->gid_ = select_gid(io->info_.gids, route.gid);
-  if (!io->gid_ && io->info_.link == LinkLayer::ethernet) {
+  if (!io->gid_ && io->info_.needs_gid()) {
     return fail(Errc::system, fmt::format("RDMA device {} has no usable GID: give its interface an "
                                           "address, or look at `nccl-ha info`",
                                           io->device_.name()));
@@ -250,19 +251,8 @@ UdIo::Way& UdIo::find_way(const SocketAddress& to) {
 }
 
 ibv_ah_attr UdIo::route_to(const UdAddress& peer) const {
-  ibv_ah_attr attributes{};
-  attributes.port_num = route_.port;
-  attributes.sl = route_.service_level;
-  attributes.dlid = peer.lid;
-  if (info_.link == LinkLayer::ethernet ||
-      (gid_ && !std::equal(peer.gid.begin(), peer.gid.begin() + 8, gid_->bytes.begin()))) {
-    attributes.is_global = 1;
-    std::memcpy(attributes.grh.dgid.raw, peer.gid.data(), peer.gid.size());
-    attributes.grh.sgid_index = gid_ ? static_cast<uint8_t>(gid_->index) : 0;
-    attributes.grh.hop_limit = hop_limit;
-    attributes.grh.traffic_class = route_.traffic_class;
-  }
-  return attributes;
+  return route_between(info_, gid_, {peer.lid, peer.gid},
+                       {route_.traffic_class, route_.service_level});
 }
 
 /// The one that there is carries on until there is an answer.

@@ -22,7 +22,7 @@ constexpr uint16_t pkeys = 128;
 /// What a ConnectX of that generation can negotiate (0: none of it).
 uint32_t ece_of(uint64_t generation);
 
-/// Whose port a GID or a LID is.
+/// Whose port a GID or a LID is, however packets get there.
 std::optional<Place> place_of(const ibv_ah_attr& route);
 
 /// With the NIC's mutex held, unless stated otherwise.
@@ -37,6 +37,8 @@ class Device : public ibv_device {
   const Settings& settings() const { return settings_; }
   Mode mode() const { return static_cast<Mode>(state_.mode.load()); }
   /// It is there to be opened.
+  /// 0, or the errno value of a route by which nothing would get to its end.
+  int refuse(const ibv_ah_attr& route) const;
   bool present() const { return mode() != Mode::reset && mode() != Mode::removing; }
   void describe(ibv_device_attr* attributes) const;
   void describe(unsigned port, ibv_port_attr* attributes) const;

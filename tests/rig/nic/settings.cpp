@@ -33,6 +33,8 @@ constexpr std::pair<const char*, uint64_t Settings::*> numbers[] = {
 };
 constexpr std::pair<const char*, bool Settings::*> switches[] = {
     {"ib", &Settings::infiniband},
+    {"grh", &Settings::grh},
+    {"subnets", &Settings::subnets},
     {"vf", &Settings::vf},
     {"apart", &Settings::apart},
     {"dmabuf", &Settings::dmabuf},

@@ -21,8 +21,10 @@ struct Settings {
   uint64_t ports = 1;
   uint64_t seed = 1;
   bool infiniband = false;
-  bool vf = false;     ///< virtual functions whose node GUID nobody set
-  bool apart = false;  ///< a device reaches only devices of its own number: rails without a spine
+  bool grh = false;      ///< with `ib`: packets must have a global routing header
+  bool subnets = false;  ///< with `ib`: a subnet for each device, behind a router
+  bool vf = false;       ///< virtual functions whose node GUID nobody set
+  bool apart = false;    ///< a device reaches only devices of its own number: rails without a spine
   bool dmabuf = true;
   uint64_t foreign_gids = 0;    ///< entries of other network namespaces, before its own
   bool unknown_netdev = false;  ///< GIDs name no interface
