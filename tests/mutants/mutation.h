@@ -142,6 +142,7 @@ enum class Mutation : uint16_t {
   removal_unseen,          ///< that an old kernel has taken a device away is not heard
   sentinel_unasked,        ///< nor that one of today has
   refusal_final,           ///< memory that a device does not know ends the connection at once
+  hop_refusal_final,       ///< and memory that the device of a hop does not know
   refusals_excused,        ///< and never, however often it comes again
   dead_channel_waited,     ///< who sleeps does so on a channel that the kernel has closed
   dead_device_asked,       ///< memory is registered with a device that has failed

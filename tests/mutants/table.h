@@ -195,6 +195,8 @@ inline constexpr Planted all_planted[] = {
                 "Every/DeviceWatching.ALostDeviceIsGoneWhenItsOldestChannelIsClosed/inline_turns"),
     NHA_CHECKED(refusal_final,
                 "Hosts/DeviceDeaths.ADeviceThatIsRemovedInOrderLosesItsMemoryFirstAndTheOtherOne*"),
+    NHA_CHECKED(hop_refusal_final,
+                "RelayedByDevices.ADeviceOfTheReceiversThatIsRemovedInOrderLeavesItToTheOtherWay"),
     NHA_CHECKED(refusals_excused, "RefusalExcuse.OnAPathThatWasMadeSinceItIsFinal"),
     NHA_CHECKED(dead_channel_waited, "Fence.NobodySleepsOnTheChannelOfADeviceThatIsGone"),
     NHA_CHECKED(dead_device_asked, "Hosts/DeviceDeaths.AfterAResetTheOtherDeviceGoesOn/senders"),
