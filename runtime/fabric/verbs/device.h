@@ -143,8 +143,9 @@ class Device {
   DeviceHealth health;
   /// Which of its queues failed alone.
   QueueFaults faults;
-  /// So often a LID, the GID table or the partition table changed.
+  /// So often a LID, the GID table or the partition table may have changed; and the latter.
   std::atomic<uint64_t> address_changes{0};
+  std::atomic<uint64_t> partition_changes{0};
   /// Somebody reads its asynchronous events.
   std::atomic<bool> watched{false};
 

@@ -50,6 +50,7 @@ constexpr std::pair<const char*, Duration Settings::*> durations[] = {
     {"cost.modify_qp", &Settings::modify_qp},
     {"cost.destroy_qp", &Settings::destroy_qp},
     {"cost.create_cq", &Settings::create_cq},
+    {"cost.create_ah", &Settings::create_ah},
     {"cost.reg_mr", &Settings::reg_mr},
     {"cost.reg_page", &Settings::reg_page},
     {"cost.dereg_mr", &Settings::dereg_mr},

@@ -51,6 +51,7 @@ struct Settings {
   Duration modify_qp{};
   Duration destroy_qp{};
   Duration create_cq{};
+  Duration create_ah{};
   Duration reg_mr{};
   Duration reg_page{};
   Duration dereg_mr{};
