@@ -180,6 +180,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(grh_not_required, "InfiniBandRoutes.HaveTheHeaderThatTheirPortRequires"),
     NHA_CHECKED(router_not_named,
                 "InfiniBandRoutes.ToAnotherSubnetGoByTheRouterThatThePeersGidNames"),
+    NHA_CHECKED(starved_is_hung, "ThreadTime.WithoutAProcessorIsNobodysHanging"),
     NHA_CHECKED(driver_asked, "Conductors.TheFirmwareIsAskedAndNotItsDriver"),
     NHA_CHECKED(shortage_is_refusal,
                 "FenceSteps.AShortageIsNoAnswerAndTheFirmwareIsAskedAgainSoon"),

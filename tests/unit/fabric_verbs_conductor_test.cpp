@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -185,6 +186,52 @@ TEST(Conductors, AnAnswerIsAwaitedButNotForLong) {
   EXPECT_FALSE(never->over());
   closed.open();
   ASSERT_TRUE(conductor.drain(seconds(60)));
+}
+
+constexpr std::string_view asleep = "41 (nha (conductor)) S 1 2 3";
+constexpr std::string_view runnable = "41 (nha (conductor)) R 1 2 3";
+
+TEST(ThreadTime, IsWhatTheKernelSays) {
+  const auto times = parse_thread_times("7000000 3000000 12\n", asleep);
+  ASSERT_TRUE(times);
+  EXPECT_EQ(times->ran, milliseconds(7));
+  EXPECT_EQ(times->waited, milliseconds(3));
+  EXPECT_FALSE(times->runnable);
+  EXPECT_TRUE(parse_thread_times("0 0 0\n", runnable)->runnable);
+  for (const std::string_view wrong : {"", "7", "7 ", "x 3 1"}) {
+    EXPECT_FALSE(parse_thread_times(wrong, asleep)) << wrong;
+  }
+  for (const std::string_view wrong : {"", "41 (nha", "41 (nha)"}) {
+    EXPECT_FALSE(parse_thread_times("7 3 1", wrong)) << wrong;
+  }
+}
+
+TEST(ThreadTime, WithoutAProcessorIsNobodysHanging) {
+  const ThreadTimes begun{milliseconds(5), milliseconds(50)};
+  const ThreadTimes blocked{milliseconds(6), milliseconds(52)};
+  EXPECT_EQ(time_kept(milliseconds(200), begun, blocked), milliseconds(198)) << "the firmware";
+  const ThreadTimes starved{milliseconds(6), milliseconds(230)};
+  EXPECT_EQ(time_kept(milliseconds(200), begun, starved), milliseconds(20)) << "before it waited";
+  const ThreadTimes waits{milliseconds(6), milliseconds(50), true};
+  EXPECT_EQ(time_kept(milliseconds(200), begun, waits), milliseconds(1)) << "it may be through";
+  const ThreadTimes works{milliseconds(195), milliseconds(50), true};
+  EXPECT_EQ(time_kept(milliseconds(200), begun, works), milliseconds(190)) << "it pins pages";
+  EXPECT_EQ(time_kept(milliseconds(1), begun, starved), Duration(0));
+}
+
+TEST(Conductors, ACommandThatWorksAllTheTimeIsBusyAsOneThatWaits) {
+  const Library library = answering();
+  Conductor conductor(library, nullptr);
+  std::atomic<bool> over{false};
+  conductor.add(Rank::make, [&] {
+    while (!over) {
+      std::this_thread::yield();
+    }
+  });
+  EXPECT_TRUE(test::until([&] { return conductor.busy() > milliseconds(100); }));
+  over = true;
+  ASSERT_TRUE(conductor.drain(seconds(60)));
+  EXPECT_EQ(conductor.busy(), Duration(0));
 }
 
 // A device in virtual time: commands take as long as their calls would have blocked.

@@ -26,6 +26,9 @@ void call(const Conductor::Command& command) {
   }
 }
 
+/// A command that takes less time is none that hangs, whatever its thread waits for.
+constexpr Duration looked_after = std::chrono::milliseconds(20);
+
 /// Of this host, also in a simulation's process.
 int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -189,19 +192,26 @@ bool Conductor::drain(Duration limit) {
 }
 
 bool Conductor::hangs(Duration limit) const {
-  return busy() >= std::max(limit, allowed_.load(std::memory_order_relaxed));
+  const Duration most = std::max(limit, allowed_.load(std::memory_order_relaxed));
+  return under_way_for() >= most && busy() >= most;
 }
 
 Duration Conductor::busy() const {
+  const Duration gone = under_way_for();
+  return library_.waited != nullptr || gone < looked_after ? gone : watch_.kept_since_begin(gone);
+}
+
+Duration Conductor::under_way_for() const {
   if (library_.waited != nullptr) {
     return now_ < busy_until_ ? now_ - busy_since_ : Duration(0);
   }
-  const int64_t begun = begun_ns_.load(std::memory_order_relaxed);
+  const int64_t begun = begun_ns_.load(std::memory_order_acquire);
   return Duration(begun == 0 ? 0 : std::max<int64_t>(steady_ns() - begun, 0));
 }
 
 void Conductor::run() {
   prepare_thread("nha-conductor");
+  watch_.open();
   std::unique_lock lock(mutex_);
   while (true) {
     added_.wait(lock, [&] { return ending_ || !none_waits(); });
@@ -211,7 +221,8 @@ void Conductor::run() {
     Order order = take();
     under_way_ = true;
     allowed_.store(order.allowed, std::memory_order_relaxed);
-    begun_ns_.store(steady_ns(), std::memory_order_relaxed);
+    watch_.begin();
+    begun_ns_.store(steady_ns(), std::memory_order_release);
     lock.unlock();
     call(order.command);
     call(order.tell);

@@ -19,6 +19,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/fabric/verbs/library.h"
+#include "runtime/fabric/verbs/thread_times.h"
 
 namespace nccl_ha::fabric::verbs {
 
@@ -72,7 +73,8 @@ class Conductor {
   bool await(const Answer& answer, const std::function<bool()>& patient);
   /// Waits until all is done.  False: for so long nothing was.
   bool drain(Duration limit);
-  /// How long the command under way has been so, of this host's time; 0: there is none.
+  /// How long the command under way has been so, of this host's time and without what its thread
+  /// waited for a processor; 0: there is none.
   Duration busy() const;
   /// It takes as long as that, and longer than it may.
   bool hangs(Duration limit) const;
@@ -104,6 +106,8 @@ class Conductor {
   bool under_way_ = false;
   bool ending_ = false;
   std::thread thread_;
+  Duration under_way_for() const;
+  ThreadWatch watch_;
   // Of the command under way.
   std::atomic<int64_t> begun_ns_{0};  ///< 0: there is none
   std::atomic<Duration> allowed_{};
