@@ -23,6 +23,8 @@ using std::chrono::seconds;
 
 /// Of the firmware: 0 or an errno value.
 std::atomic<int> firmware_answer{0};
+/// Of a completion queue.
+std::atomic<int> least_entries{1};
 /// Completion queues that there are.
 std::atomic<int> queues{0};
 
@@ -30,9 +32,9 @@ std::atomic<int> queues{0};
 Library answering() {
   Library library;
   library.device.query_port = [](ibv_context*, uint8_t, ibv_port_attr*) { return 0; };
-  library.completion.create_queue = [](ibv_context*, int, void*, ibv_comp_channel*, int) {
+  library.completion.create_queue = [](ibv_context*, int entries, void*, ibv_comp_channel*, int) {
     static ibv_cq made{};
-    errno = firmware_answer.load();
+    errno = entries < least_entries ? EINVAL : firmware_answer.load();
     queues += errno == 0 ? 1 : 0;
     return errno == 0 ? &made : nullptr;
   };
@@ -146,6 +148,10 @@ TEST(Conductors, TheFirmwareIsAskedAndNotItsDriver) {
   Conductor conductor(library, nullptr);
   EXPECT_EQ(conductor.question(), 0);
   EXPECT_EQ(queues, 0) << "one question leaves nothing behind";
+  least_entries = 16;
+  EXPECT_EQ(conductor.question(), 0);
+  EXPECT_EQ(queues, 0);
+  least_entries = 1;
   for (const int error : {EIO, ETIMEDOUT, ENODEV, EBUSY}) {
     firmware_answer = error;
     EXPECT_EQ(conductor.question(), error);

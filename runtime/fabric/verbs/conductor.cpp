@@ -88,13 +88,19 @@ std::shared_ptr<const Answer> Conductor::ask() {
 
 int Conductor::question() const {
   // For a queue, as no driver can say by itself that there is one (README.md).
-  errno = 0;
-  ibv_cq* const queue = library_.completion.create_queue(context_, 1, nullptr, nullptr, 0);
+  ibv_cq* queue = nullptr;
+  for (const int entries : {1, 64}) {  // the more where a provider takes none of one entry
+    errno = 0;
+    queue = library_.completion.create_queue(context_, entries, nullptr, nullptr, 0);
+    if (queue != nullptr || errno != EINVAL) {
+      break;
+    }
+  }
   if (queue == nullptr) {
     return errno > 0 ? errno : EIO;
   }
   if (const int error = library_.completion.destroy_queue(queue); error != 0) {
-    NHA_LOG_WARN_LIMITED("an RDMA device keeps a completion queue of one entry: {}",
+    NHA_LOG_WARN_LIMITED("an RDMA device keeps a completion queue that nobody uses: {}",
                          std::strerror(error));
   }
   return 0;
