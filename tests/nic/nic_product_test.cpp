@@ -484,6 +484,32 @@ TEST(NicProduct, AQuestionThatADeviceHasNoRoomForIsAskedAgainSoonAndProvesNothin
   });
 }
 
+TEST(NicProduct, MemoryWhoseEndNobodyCouldAskAboutIsLetGoWithTheNextAnswer) {
+  with_nic("devices=1,max_cq=1", [](Control&) {
+    const auto ports = ports_of({});
+    verbs::Device& device = *ports.at(0).device;
+    const verbs::CompletionCalls& calls = device.library().completion;
+    ibv_cq* last = calls.create_queue(device.context(), 16, nullptr, nullptr, 0);
+    ASSERT_NE(last, nullptr) << "and there is no room for a question's";
+    using Bytes = std::array<std::byte, 4096>;
+    const auto let_go = [&] {
+      auto kept = std::make_shared<Bytes>();
+      const std::weak_ptr<Bytes> alive = kept;
+      const auto region = device.add(kept->data(), kept->size(), verbs::MemoryKind::host);
+      EXPECT_TRUE(region) << region.error().message();
+      device.remove(*region, std::move(kept));
+      EXPECT_TRUE(device.conductor().drain(std::chrono::seconds(5)));
+      return alive;
+    };
+    const auto first = let_go();
+    EXPECT_FALSE(first.expired()) << "the firmware may be dead";
+    ASSERT_EQ(calls.destroy_queue(last), 0);
+    const auto second = let_go();
+    EXPECT_TRUE(second.expired());
+    EXPECT_TRUE(first.expired()) << "it was ended before that";
+  });
+}
+
 // Whoever used it last: its commands end after that, and so does it.
 TEST(NicProduct, ADeviceEndsAfterTheLastThatUsedIt) {
   with_nic("devices=1", [](Control&) {
