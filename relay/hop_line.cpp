@@ -96,7 +96,9 @@ bool HopLine::post_beside(const fabric::WritePost& post) {
 Errc HopLine::post_flush(const fabric::FlushPost& post, uint64_t domain) {
   const auto keys = memory_.hops().keys_of(place_, domain, post.remote_key);
   if (!keys) {
-    return ha::is_busy(keys.error()) ? Errc::again : Errc::invalid_usage;
+    // What a device that failed has brought is not there because it cannot be asked any more.
+    const bool later = ha::is_busy(keys.error()) || ha::is_absence(keys.error().sys);
+    return later ? Errc::again : Errc::invalid_usage;
   }
   fabric::FlushPost there = post;
   there.remote_key = keys->remote_key;

@@ -202,13 +202,16 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
   end_handshake();
 }
 
-/// Keys that software looks up are lost with no device.
+/// Keys that software looks up are lost with no device.  A hop to a relay may be a device's, of
+/// this host or of any further on.
 bool Connection::excuses(size_t lane) {
+  const fabric::PathTraits& traits = paths_.lane(lane).traits;
+  const bool by_device = traits.keys_per_device || traits.hops != 0;
   std::array<uint32_t, lanes_max> epochs{};
   const auto lanes = paths_.lanes();
   std::ranges::transform(lanes, epochs.begin(), &Lane::epoch);
   const uint64_t done = state_.counters->sends_done.get() + state_.counters->receives_done.get();
-  return paths_.lane(lane).traits.keys_per_device &&
+  return by_device &&
          refusals_.excuse(lane, std::span<const uint32_t>(epochs).first(lanes.size()), done);
 }
 

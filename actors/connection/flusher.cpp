@@ -117,8 +117,8 @@ bool Flusher::post(size_t at, ReceiveRequest& request) {
   if (posted == Errc::ok) {
     ++lane.writes_open;
     ++request.missing;
-  } else if (posted == Errc::closed) {
-    on_lane_down();  // it is about to be
+  } else if (posted == Errc::closed || (posted == Errc::again && lane.traits.hops != 0)) {
+    on_lane_down();  // it is about to be, or the device of its hop takes long with something
     request.flush_lost = true;
   } else {
     state_.fail(fail(Errc::internal, "a path refused a flush it has room for"));

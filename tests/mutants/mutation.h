@@ -128,16 +128,22 @@ enum class Mutation : uint16_t {
   error_refused_unseen,  ///< a queue pair that does not go into error is waited for as others are
   failure_answers,       ///< work that failed tells that all before it was acknowledged
   kept_receives_forgotten,  ///< a receive that came back tells that all before it did
-  end_unconfirmed,         ///< what a driver says it has ended counts without an answer of firmware
-  lost_device_believed,    ///< what the driver of a lost device says counts
-  stop_in_line,            ///< what a failover waits for is done after what nobody waits for
-  stop_not_awaited,        ///< memory is given back before the device takes nothing more
-  old_question_shared,     ///< who asks the firmware hears what it answered before the last command
+  end_unconfirmed,       ///< what a driver says it has ended counts without an answer of firmware
+  grh_not_required,      ///< an InfiniBand port that requires global routing headers gets none
+  router_not_named,      ///< another subnet is reached by the peer's LID, which is none there
+  starved_is_hung,       ///< a command whose thread gets no processor is one of firmware that hangs
+  driver_asked,          ///< a driver's own answer counts as one of the firmware
+  shortage_is_refusal,   ///< who could not be asked for want of something is asked seconds later
+  lost_device_believed,  ///< what the driver of a lost device says counts
+  stop_in_line,          ///< what a failover waits for is done after what nobody waits for
+  stop_not_awaited,      ///< memory is given back before the device takes nothing more
+  old_question_shared,   ///< who asks the firmware hears what it answered before the last command
   overdue_while_stopping,  ///< work is overdue before its queue pair has gone into error
   unused_path_awaited,     ///< a path that nobody could reach waits for a proof
   removal_unseen,          ///< that an old kernel has taken a device away is not heard
   sentinel_unasked,        ///< nor that one of today has
   refusal_final,           ///< memory that a device does not know ends the connection at once
+  hop_refusal_final,       ///< and memory that the device of a hop does not know
   refusals_excused,        ///< and never, however often it comes again
   dead_channel_waited,     ///< who sleeps does so on a channel that the kernel has closed
   dead_device_asked,       ///< memory is registered with a device that has failed

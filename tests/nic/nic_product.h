@@ -84,7 +84,8 @@ struct ProductPair {
   /// Paths between both, one more each time.
   void connect() {
     paths.push_back({ends[0]->make(false), ends[1]->make(true)});
-    auto& [a, b] = paths.back();
+    const auto& a = paths.back().first;
+    const auto& b = paths.back().second;
     ASSERT_TRUE(a != nullptr && b != nullptr);
     ASSERT_TRUE(a->connect(b->local_address()));
     ASSERT_TRUE(b->connect(a->local_address()));

@@ -211,6 +211,27 @@ TEST(NicProduct, APeerIsNamedWithItsSubnetWhereLidsRepeat) {
   });
 }
 
+TEST(NicProduct, AnInfiniBandPortThatRequiresAGlobalRoutingHeaderGetsOne) {
+  with_nic("devices=2,ib,grh", [](Control&) {
+    ProductPair pair({});
+    EXPECT_TRUE(pair.ports[0].info.global_only);
+    for (const auto* path : {&pair.paths[0].first, &pair.paths[0].second}) {
+      EXPECT_EQ((*path)->state(), PathState::ready) << "that to itself, for flushes, has one too";
+      EXPECT_EQ(asked_of(*path).ah_attr.is_global, 1);
+      EXPECT_NE(asked_of(*path).ah_attr.dlid, 0);
+    }
+  });
+}
+
+TEST(NicProduct, AnotherInfiniBandSubnetIsReachedByTheRouterThatThePeersGidNames) {
+  with_nic("devices=2,ib,subnets", [](Control&) {
+    ProductPair pair({});
+    EXPECT_EQ(pair.paths[0].second->state(), PathState::ready);
+    EXPECT_EQ(asked_of(pair.paths[0].first).ah_attr.dlid, 0xB001);
+    EXPECT_EQ(asked_of(pair.paths[0].second).ah_attr.dlid, 0xB000);
+  });
+}
+
 TEST(NicProduct, RetriesThatOutlastFailoverAreSaidAtInit) {
   with_nic("devices=2", [](Control&) {
     Config config;
@@ -417,6 +438,80 @@ TEST(NicProduct, MemoryOfADeviceThatHangsIsLetGoWhenItIsThroughAndNobodyWaitsFor
     }
     EXPECT_TRUE(alive.expired()) << "it is through";
     registers.join();
+  });
+}
+
+// Such a driver says that the queue pair is destroyed, and how its port is, whatever the firmware
+// does.
+TEST(NicProduct, ADriverThatAnswersForItsFirmwareProvesNothing) {
+  with_nic("devices=2,driver=bnxt_re,internal.writes=60s,internal.reset=60s", [](Control& control) {
+    ProductPair pair({});
+    const auto& path = pair.paths[0].second;
+    static std::shared_ptr<verbs::Device> kept;  // what was not ended has its context
+    kept = pair.ends[1]->device;
+    verbs::Device& device = *kept;
+    control.set_mode(host, 1, emulated::Mode::internal);
+    ibv_port_attr attributes{};
+    ASSERT_EQ(device.library().device.query_port(device.context(), 1, &attributes), 0);
+    path->fail(fail(Errc::remote, "the test wants it"));
+    const auto failed = [&] { return control.device(host, 1).counters.verbs_failed.load(); };
+    EXPECT_TRUE(pair.until([&] { return failed() >= 5; })) << "stop and end of both, a question";
+    EXPECT_FALSE(pair.until([&] { return of(path).fence_over(); }, 0.3)) << "it may still write";
+    EXPECT_TRUE(device.health.usable()) << "nobody has said so yet";
+    EXPECT_FALSE(device.answers()) << "who asks whether it lives";
+    device.health.worsen(verbs::DeviceHealth::Level::gone);
+    EXPECT_TRUE(pair.until([&] { return of(path).fence_over(); }));
+  });
+}
+
+// The device has as many completion queues as it can have.
+TEST(NicProduct, AQuestionThatADeviceHasNoRoomForIsAskedAgainSoonAndProvesNothing) {
+  with_nic("devices=2,max_cq=2", [](Control& control) {
+    ProductPair pair({});
+    const auto& path = pair.paths[0].second;
+    verbs::Device& device = *pair.ends[1]->device;
+    const verbs::CompletionCalls& calls = device.library().completion;
+    ibv_cq* last = calls.create_queue(device.context(), 16, nullptr, nullptr, 0);
+    ASSERT_NE(last, nullptr);
+    const auto commands = [&] { return control.device(host, 1).counters.verbs.load(); };
+    const uint64_t before = commands();
+    const auto start = std::chrono::steady_clock::now();
+    path->fail(fail(Errc::remote, "the test wants it"));
+    constexpr uint64_t ends = 4;  // two queue pairs stop and go, whatever is asked
+    EXPECT_TRUE(pair.until([&] { return commands() >= before + ends + 5; }));
+    EXPECT_FALSE(of(path).fence_over());
+    EXPECT_LE(static_cast<double>(commands() - before - ends), seconds_since(start) / 0.02 + 3);
+    EXPECT_TRUE(device.answers()) << "it lives, or nobody knows";
+    EXPECT_TRUE(device.health.usable());
+    ASSERT_EQ(calls.destroy_queue(last), 0);
+    EXPECT_TRUE(pair.until([&] { return of(path).fence_over(); }));
+    EXPECT_EQ(pair.ends[1]->port->statistics().fences_by_destroy, 1U);
+  });
+}
+
+TEST(NicProduct, MemoryWhoseEndNobodyCouldAskAboutIsLetGoWithTheNextAnswer) {
+  with_nic("devices=1,max_cq=1", [](Control&) {
+    const auto ports = ports_of({});
+    verbs::Device& device = *ports.at(0).device;
+    const verbs::CompletionCalls& calls = device.library().completion;
+    ibv_cq* last = calls.create_queue(device.context(), 16, nullptr, nullptr, 0);
+    ASSERT_NE(last, nullptr) << "and there is no room for a question's";
+    using Bytes = std::array<std::byte, 4096>;
+    const auto let_go = [&] {
+      auto kept = std::make_shared<Bytes>();
+      const std::weak_ptr<Bytes> alive = kept;
+      const auto region = device.add(kept->data(), kept->size(), verbs::MemoryKind::host);
+      EXPECT_TRUE(region) << region.error().message();
+      device.remove(*region, std::move(kept));
+      EXPECT_TRUE(device.conductor().drain(std::chrono::seconds(5)));
+      return alive;
+    };
+    const auto first = let_go();
+    EXPECT_FALSE(first.expired()) << "the firmware may be dead";
+    ASSERT_EQ(calls.destroy_queue(last), 0);
+    const auto second = let_go();
+    EXPECT_TRUE(second.expired());
+    EXPECT_TRUE(first.expired()) << "it was ended before that";
   });
 }
 

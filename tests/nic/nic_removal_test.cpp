@@ -117,6 +117,47 @@ TEST(NicRemoval, TheProductHearsThatADeviceIsGoneFromEitherKernel) {
   }
 }
 
+TEST(NicRemoval, WhatADriverFailsToEndInTheFirstPassOutlivesTheChannels) {
+  with_nic("devices=2,removal.rest=500ms", [](Control& control) {
+    QueuePairs pairs;
+    pairs.connect(12, 7);
+    ibv_comp_channel* channel = ibv_create_comp_channel(pairs.b.context);
+    control.remove(1, 1, 5'000'000);
+    EXPECT_TRUE(await([&] { return hangs_up(channel->fd); }));
+    ASSERT_EQ(pairs.a.post(IBV_WR_RDMA_WRITE, 1, pairs.b, 8), 0);
+    const auto wc = pairs.a.complete();
+    ASSERT_TRUE(wc);
+    EXPECT_EQ(wc->status, IBV_WC_SUCCESS);
+    EXPECT_EQ(pairs.b.memory[0], 0x5A) << "the device still writes";
+    EXPECT_EQ(first_failure(pairs), IBV_WC_RETRY_EXC_ERR);
+  });
+}
+
+TEST(NicRemoval, ADeviceIsNotGoneBeforeItsDriverHasEndedAllThatTheProductHadThere) {
+  with_nic("devices=2,removal.rest=500ms", [](Control& control) {
+    WatchedPair pair({});
+    std::array<int, 2> fds{};
+    ASSERT_EQ(pair.ends[1]->port->wait_fds(fds), 2U);
+    const verbs::Device& device = *pair.ends[1]->device;
+    bool too_early = false;
+    uint64_t looks = 0;  // at a device that writes after its channels have gone
+    control.remove(1, 1, 5'000'000);
+    using Level = verbs::DeviceHealth::Level;
+    EXPECT_TRUE(pair.until([&] {
+      const bool gone = device.health.level() == Level::gone;
+      const uint64_t since = control.device(1, 1).since.load();
+      if (hangs_up(fds[1]) && emulated::now_ns() < since + 520'000'000) {
+        ++looks;
+        too_early |= gone;
+      }
+      return gone;
+    }));
+    EXPECT_FALSE(too_early);
+    EXPECT_GT(looks, 0U);
+    EXPECT_TRUE(device.taken_away());
+  });
+}
+
 // Its channel stays readable for ever, so that who sleeps on it does not sleep.
 TEST(NicRemoval, AWorkerSleepsThoughItHasPathsOfADeviceThatIsGone) {
   with_nic("devices=2", [](Control& control) {

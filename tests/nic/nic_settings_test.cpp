@@ -217,6 +217,45 @@ TEST(NicSettings, GidsOfOtherNamespacesAndDevicesWithoutANodeGuid) {
   });
 }
 
+TEST(NicSettings, RoutesWithoutTheirHeaderOrTheirRouterAreRefused) {
+  for (const std::string setting : {"grh", "subnets"}) {
+    with_nic("devices=2,ib," + setting, [&](Control&) {
+      QueuePairs pairs;
+      ibv_port_attr port{};
+      ASSERT_EQ(ibv_query_port(pairs.b.context, 1, &port), 0);
+      EXPECT_EQ((port.flags & IBV_QPF_GRH_REQUIRED) != 0, setting == "grh");
+      ibv_ah_attr route{};
+      route.port_num = 1;
+      route.dlid = port.lid;
+      EXPECT_EQ(ibv_create_ah(pairs.a.pd, &route), nullptr);
+      EXPECT_EQ(errno, setting == "grh" ? EINVAL : EHOSTUNREACH);
+      route.is_global = 1;
+      route.grh.dgid = pairs.b.gid();
+      route.dlid = setting == "grh" ? port.lid : uint16_t{0xB001};
+      EXPECT_NE(ibv_create_ah(pairs.a.pd, &route), nullptr);
+    });
+  }
+}
+
+TEST(NicSettings, ADriverMayAnswerForItsFirmware) {
+  with_nic("devices=1,driver=bnxt_re,hang.verb=50ms,internal.reset=60s", [](Control& control) {
+    QueueEnd end(0);
+    ASSERT_NE(end.qp, nullptr);
+    for (const emulated::Mode mode : {emulated::Mode::hung, emulated::Mode::internal}) {
+      control.set_mode(1, 0, mode);
+      ibv_port_attr port{};
+      EXPECT_EQ(ibv_query_port(end.context, 1, &port), 0);
+      EXPECT_EQ(ibv_destroy_qp(end.qp), 0) << "it is not destroyed";
+      EXPECT_EQ(ibv_create_cq(end.context, 1, nullptr, nullptr, 0), nullptr);
+      EXPECT_EQ(errno, mode == emulated::Mode::hung ? ETIMEDOUT : EIO);
+    }
+    EXPECT_EQ(control.device(1, 0).counters.verbs_failed.load(), 4U);
+    control.set_mode(1, 0, emulated::Mode::reset);
+    ibv_port_attr port{};
+    EXPECT_EQ(ibv_query_port(end.context, 1, &port), EIO) << "the kernel says that";
+  });
+}
+
 TEST(NicSettings, PacketsThatGetLostAreSentAgain) {
   with_nic("devices=2,loss=100000,packet=4096,seed=3", [](Control& control) {
     QueuePairs pairs;

@@ -314,7 +314,34 @@ class RelayedByDevices : public RelayFabric {
     EXPECT_GT(counted.paths_down.get(), before) << "nothing went over it";
     EXPECT_LT(counted.longest_stall_ns.get(), 1'500'000'000U);
   }
+  void remove_in_order(size_t host) {
+    const ErrorsOnly quiet;
+    connect(2);
+    begin_traffic(2000);
+    ASSERT_FALSE(run_traffic(milliseconds(20))) << traffic_->outcome();
+    const uint64_t refused = world_.rdma().counts.refused;
+    hosts_[host]->nics[0]->take_memory();
+    ASSERT_FALSE(run_traffic(milliseconds(2))) << traffic_->outcome();
+    hosts_[host]->nics[0]->fail_for_good({.gone_after = milliseconds(30)});
+    EXPECT_TRUE(run_traffic(seconds(60)));
+    EXPECT_EQ(traffic_->outcome(), "");
+    EXPECT_GT(world_.rdma().counts.refused, refused) << "it went unnoticed";
+    EXPECT_LT(link_->sender().counters().longest_stall_ns.get(), 1'500'000'000U);
+  }
 };
+
+/// Its memory goes first: keys are refused for a moment, as if they were wrong.
+TEST_F(RelayedByDevices, ADeviceOfTheSendersThatIsRemovedInOrderLeavesItToTheOtherWay) {
+  remove_in_order(0);
+}
+
+TEST_F(RelayedByDevices, ADeviceOfARelayThatIsRemovedInOrderLeavesItToTheOtherWay) {
+  remove_in_order(1);
+}
+
+TEST_F(RelayedByDevices, ADeviceOfTheReceiversThatIsRemovedInOrderLeavesItToTheOtherWay) {
+  remove_in_order(2);
+}
 
 TEST_F(RelayedByDevices, ADeviceOfTheSendersThatHangsLeavesItToTheOtherWay) {
   fail_one_of_the_senders({.hangs = true, .gone_after = seconds(3600)});

@@ -109,6 +109,24 @@ TEST_F(FlusherTest, WhatRefusesToBeAskedNeedsTimeToo) {
   EXPECT_TRUE(done(request));
 }
 
+/// Its device takes long with something, or has failed, and its path does not say so yet.
+TEST_F(FlusherTest, AHopThatCannotBeAskedNowIsAskedAgain) {
+  bench_->paths.lane(0).traits.hops = 1;
+  bench_->path(0).flush_answer = Errc::again;
+  const ReceiveRequest& request = begin();
+  ASSERT_EQ(bench_->path(1).flushes.size(), 1U);
+  answer(1, fabric::CompletionStatus::ok);
+  EXPECT_FALSE(done(request));
+  bench_->path(0).flush_answer = Errc::ok;
+  pass(milliseconds(12));
+  ASSERT_EQ(bench_->path(0).flushes.size(), 1U);
+  ASSERT_EQ(bench_->path(1).flushes.size(), 2U);
+  answer(0, fabric::CompletionStatus::ok);
+  EXPECT_FALSE(done(request));
+  answer(1, fabric::CompletionStatus::ok);
+  EXPECT_TRUE(done(request));
+}
+
 TEST_F(FlusherTest, WithoutAPathItWaitsForOne) {
   bench_->paths.lane(0).usable = false;
   bench_->paths.lane(1).usable = false;

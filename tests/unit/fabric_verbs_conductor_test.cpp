@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -20,12 +21,26 @@ using Rank = Conductor::Rank;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-std::atomic<int> port_answer{0};
+/// Of the firmware: 0 or an errno value.
+std::atomic<int> firmware_answer{0};
+/// Of a completion queue.
+std::atomic<int> least_entries{1};
+/// Completion queues that there are.
+std::atomic<int> queues{0};
 
+/// A driver that knows by itself how its ports are, and what ends has always ended.
 Library answering() {
   Library library;
-  library.device.query_port = [](ibv_context*, uint8_t, ibv_port_attr*) {
-    return port_answer.load();
+  library.device.query_port = [](ibv_context*, uint8_t, ibv_port_attr*) { return 0; };
+  library.completion.create_queue = [](ibv_context*, int entries, void*, ibv_comp_channel*, int) {
+    static ibv_cq made{};
+    errno = entries < least_entries ? EINVAL : firmware_answer.load();
+    queues += errno == 0 ? 1 : 0;
+    return errno == 0 ? &made : nullptr;
+  };
+  library.completion.destroy_queue = [](ibv_cq*) {
+    --queues;
+    return 0;
   };
   return library;
 }
@@ -110,13 +125,13 @@ TEST(Conductors, OneQuestionServesAllWhoAskAfterTheSameCommands) {
   const Library library = answering();
   Conductor conductor(library, nullptr);
   Gate gate;
-  port_answer = EIO;
+  firmware_answer = EIO;
   conductor.add(Rank::make, [&] { gate.pass(); });
   gate.await();
   const auto first = conductor.ask();
   const auto second = conductor.ask();
   int errors = 0;
-  conductor.add(Rank::stop, [&] { errors = port_answer.exchange(0); });
+  conductor.add(Rank::stop, [&] { errors = firmware_answer.exchange(0); });
   const auto third = conductor.ask();
   EXPECT_EQ(first, second);
   EXPECT_NE(first, third) << "a command lies between";
@@ -126,6 +141,28 @@ TEST(Conductors, OneQuestionServesAllWhoAskAfterTheSameCommands) {
   EXPECT_EQ(errors, EIO);
   EXPECT_EQ(first->error(), EIO);
   EXPECT_TRUE(third->confirmed());
+}
+
+TEST(Conductors, TheFirmwareIsAskedAndNotItsDriver) {
+  const Library library = answering();
+  Conductor conductor(library, nullptr);
+  EXPECT_EQ(conductor.question(), 0);
+  EXPECT_EQ(queues, 0) << "one question leaves nothing behind";
+  least_entries = 16;
+  EXPECT_EQ(conductor.question(), 0);
+  EXPECT_EQ(queues, 0);
+  least_entries = 1;
+  for (const int error : {EIO, ETIMEDOUT, ENODEV, EBUSY}) {
+    firmware_answer = error;
+    EXPECT_EQ(conductor.question(), error);
+    EXPECT_FALSE(is_shortage(error));
+  }
+  for (const int error : {ENOMEM, EAGAIN, EINVAL, ENOSPC}) {
+    firmware_answer = error;
+    EXPECT_EQ(conductor.question(), error);
+    EXPECT_TRUE(is_shortage(error)) << "no answer either way";
+  }
+  firmware_answer = 0;
 }
 
 TEST(Conductors, AnAnswerIsAwaitedButNotForLong) {
@@ -155,6 +192,52 @@ TEST(Conductors, AnAnswerIsAwaitedButNotForLong) {
   EXPECT_FALSE(never->over());
   closed.open();
   ASSERT_TRUE(conductor.drain(seconds(60)));
+}
+
+constexpr std::string_view asleep = "41 (nha (conductor)) S 1 2 3";
+constexpr std::string_view runnable = "41 (nha (conductor)) R 1 2 3";
+
+TEST(ThreadTime, IsWhatTheKernelSays) {
+  const auto times = parse_thread_times("7000000 3000000 12\n", asleep);
+  ASSERT_TRUE(times);
+  EXPECT_EQ(times->ran, milliseconds(7));
+  EXPECT_EQ(times->waited, milliseconds(3));
+  EXPECT_FALSE(times->runnable);
+  EXPECT_TRUE(parse_thread_times("0 0 0\n", runnable)->runnable);
+  for (const std::string_view wrong : {"", "7", "7 ", "x 3 1"}) {
+    EXPECT_FALSE(parse_thread_times(wrong, asleep)) << wrong;
+  }
+  for (const std::string_view wrong : {"", "41 (nha", "41 (nha)"}) {
+    EXPECT_FALSE(parse_thread_times("7 3 1", wrong)) << wrong;
+  }
+}
+
+TEST(ThreadTime, WithoutAProcessorIsNobodysHanging) {
+  const ThreadTimes begun{milliseconds(5), milliseconds(50)};
+  const ThreadTimes blocked{milliseconds(6), milliseconds(52)};
+  EXPECT_EQ(time_kept(milliseconds(200), begun, blocked), milliseconds(198)) << "the firmware";
+  const ThreadTimes starved{milliseconds(6), milliseconds(230)};
+  EXPECT_EQ(time_kept(milliseconds(200), begun, starved), milliseconds(20)) << "before it waited";
+  const ThreadTimes waits{milliseconds(6), milliseconds(50), true};
+  EXPECT_EQ(time_kept(milliseconds(200), begun, waits), milliseconds(1)) << "it may be through";
+  const ThreadTimes works{milliseconds(195), milliseconds(50), true};
+  EXPECT_EQ(time_kept(milliseconds(200), begun, works), milliseconds(190)) << "it pins pages";
+  EXPECT_EQ(time_kept(milliseconds(1), begun, starved), Duration(0));
+}
+
+TEST(Conductors, ACommandThatWorksAllTheTimeIsBusyAsOneThatWaits) {
+  const Library library = answering();
+  Conductor conductor(library, nullptr);
+  std::atomic<bool> over{false};
+  conductor.add(Rank::make, [&] {
+    while (!over) {
+      std::this_thread::yield();
+    }
+  });
+  EXPECT_TRUE(test::until([&] { return conductor.busy() > milliseconds(100); }));
+  over = true;
+  ASSERT_TRUE(conductor.drain(seconds(60)));
+  EXPECT_EQ(conductor.busy(), Duration(0));
 }
 
 // A device in virtual time: commands take as long as their calls would have blocked.

@@ -205,6 +205,38 @@ TEST_F(FenceSteps, WithoutAnAnswerWhatCameBackIsNoProof) {
   EXPECT_EQ(fence_.proof(), FenceProof::gone);
 }
 
+TEST_F(FenceSteps, AShortageIsNoAnswerAndTheFirmwareIsAskedAgainSoon) {
+  fence_.begin(returned_, stop_);
+  ask(ENOMEM);
+  destroy()->result = EAGAIN;
+  pass(milliseconds(15));
+  EXPECT_FALSE(fence_.moves(true)) << "at a pace";
+  pass(milliseconds(10));
+  ASSERT_TRUE(fence_.moves(true));
+  destroy()->result = 0;
+  EXPECT_EQ(fence_.move(false), Outcome::closed);
+  EXPECT_EQ(fence_.proof(), FenceProof::destroyed);
+}
+
+TEST_F(FenceSteps, AShortageThatLastsIsTold) {
+  fence_.begin(returned_, stop_);
+  ask(ENOMEM);
+  const Instant begun = clock_.now();
+  int asked = 0;
+  while (checked_ != Outcome::stuck && clock_.now() - begun < 2 * options_.stuck_after) {
+    if (fence_.moves(false)) {
+      destroy()->result = ENOMEM;
+      ++asked;
+    }
+    pass(milliseconds(1));
+  }
+  EXPECT_EQ(checked_, Outcome::stuck);
+  EXPECT_LE(clock_.now() - begun, options_.stuck_after + milliseconds(30));
+  EXPECT_EQ(fence_.error(), ENOMEM);
+  EXPECT_GT(asked, 150);
+  EXPECT_LE(asked, 251) << "one in 20 ms";
+}
+
 TEST_F(FenceSteps, NothingIsWaitedForWhereTheQueuePairRefusesToStop) {
   stop_->result = EIO;
   fence_.begin(returned_, stop_);

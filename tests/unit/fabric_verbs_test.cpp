@@ -5,6 +5,7 @@
 #include "runtime/base/random.h"
 #include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/options.h"
+#include "runtime/fabric/verbs/route.h"
 #include "runtime/fabric/verbs/wire_address.h"
 #include "runtime/fabric/verbs/work_id.h"
 
@@ -98,6 +99,61 @@ TEST(Gid, RangesAreChecked) {
   }
   EXPECT_EQ(parse_address_range("fe80::/10")->prefix_len, 10);
   EXPECT_EQ(parse_address_range("10.1.2.3")->prefix_len, 32);
+}
+
+TEST(Routes, OfRoceAreGlobalAndKnowNoLid) {
+  PortInfo port;
+  port.port = 2;
+  const ibv_ah_attr route =
+      route_between(port, entry(3, true, mapped(10, 0, 0, 1)), {9, mapped(10, 0, 0, 2)}, {104, 3});
+  EXPECT_EQ(route.port_num, 2);
+  EXPECT_EQ(route.sl, 3);
+  EXPECT_EQ(route.dlid, 0);
+  ASSERT_EQ(route.is_global, 1);
+  EXPECT_EQ(route.grh.dgid.raw[15], 2);
+  EXPECT_EQ(route.grh.sgid_index, 3);
+  EXPECT_EQ(route.grh.traffic_class, 104);
+  EXPECT_GT(route.grh.hop_limit, 1);
+}
+
+class InfiniBandRoutes : public testing::Test {
+ protected:
+  InfiniBandRoutes() { port_.link = LinkLayer::infiniband; }
+  /// A subnet's number, the LID of the router that leads there, and whose GID.
+  static Gid gid(uint8_t subnet, uint8_t router, uint8_t whose) {
+    return {0xFE, 0x80, 0, 0, 0, router, 0, subnet, 2, 0, 0, 0xFF, 0xFE, 0, 0, whose};
+  }
+  ibv_ah_attr to(const Gid& peer) const { return route_between(port_, own_, {37, peer}); }
+
+  PortInfo port_;
+  GidEntry own_ = entry(1, false, gid(0, 0, 1));
+};
+
+TEST_F(InfiniBandRoutes, WithinASubnetGoByTheLidAlone) {
+  const ibv_ah_attr route = to(gid(0, 0, 2));
+  EXPECT_EQ(route.dlid, 37);
+  EXPECT_EQ(route.is_global, 0);
+  EXPECT_EQ(route_between(port_, std::nullopt, {37, {}}).is_global, 0) << "nobody has a GID";
+}
+
+TEST_F(InfiniBandRoutes, HaveTheHeaderThatTheirPortRequires) {
+  port_.global_only = true;
+  EXPECT_TRUE(port_.needs_gid());
+  const ibv_ah_attr route = to(gid(0, 0, 2));
+  EXPECT_EQ(route.dlid, 37);
+  ASSERT_EQ(route.is_global, 1);
+  EXPECT_EQ(route.grh.dgid.raw[15], 2);
+  EXPECT_EQ(route.grh.sgid_index, 1);
+}
+
+TEST_F(InfiniBandRoutes, ToAnotherSubnetGoByTheRouterThatThePeersGidNames) {
+  const ibv_ah_attr route = to(gid(7, 0x51, 2));
+  EXPECT_EQ(route.dlid, 0x51);
+  ASSERT_EQ(route.is_global, 1);
+  EXPECT_EQ(route.grh.dgid.raw[7], 7);
+  EXPECT_EQ(to(gid(7, 0, 2)).dlid, 37) << "it names none";
+  EXPECT_EQ(to(gid(0, 0x51, 2)).dlid, 37) << "the same subnet";
+  EXPECT_EQ(to(gid(0, 0x51, 2)).is_global, 1);
 }
 
 TEST(Hca, SpecificationsMeanWhatNcclMeans) {

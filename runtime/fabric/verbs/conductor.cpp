@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -24,6 +25,9 @@ void call(const Conductor::Command& command) {
     NHA_LOG_WARN_LIMITED("out of memory for what an RDMA device is to do");
   }
 }
+
+/// A command that takes less time is none that hangs, whatever its thread waits for.
+constexpr Duration looked_after = std::chrono::milliseconds(20);
 
 /// Of this host, also in a simulation's process.
 int64_t steady_ns() {
@@ -83,10 +87,23 @@ std::shared_ptr<const Answer> Conductor::ask() {
 }
 
 int Conductor::question() const {
-  // Of a port, as the driver cannot answer that by itself.
-  ibv_port_attr attributes{};
-  const int error = library_.device.query_port(context_, 1, &attributes);
-  return error < 0 ? EIO : error;
+  // For a queue, as no driver can say by itself that there is one (README.md).
+  ibv_cq* queue = nullptr;
+  for (const int entries : {1, 64}) {  // the more where a provider takes none of one entry
+    errno = 0;
+    queue = library_.completion.create_queue(context_, entries, nullptr, nullptr, 0);
+    if (queue != nullptr || errno != EINVAL) {
+      break;
+    }
+  }
+  if (queue == nullptr) {
+    return errno > 0 ? errno : EIO;
+  }
+  if (const int error = library_.completion.destroy_queue(queue); error != 0) {
+    NHA_LOG_WARN_LIMITED("an RDMA device keeps a completion queue that nobody uses: {}",
+                         std::strerror(error));
+  }
+  return 0;
 }
 
 void Conductor::put(Rank rank, Order order) {
@@ -181,19 +198,26 @@ bool Conductor::drain(Duration limit) {
 }
 
 bool Conductor::hangs(Duration limit) const {
-  return busy() >= std::max(limit, allowed_.load(std::memory_order_relaxed));
+  const Duration most = std::max(limit, allowed_.load(std::memory_order_relaxed));
+  return under_way_for() >= most && busy() >= most;
 }
 
 Duration Conductor::busy() const {
+  const Duration gone = under_way_for();
+  return library_.waited != nullptr || gone < looked_after ? gone : watch_.kept_since_begin(gone);
+}
+
+Duration Conductor::under_way_for() const {
   if (library_.waited != nullptr) {
     return now_ < busy_until_ ? now_ - busy_since_ : Duration(0);
   }
-  const int64_t begun = begun_ns_.load(std::memory_order_relaxed);
+  const int64_t begun = begun_ns_.load(std::memory_order_acquire);
   return Duration(begun == 0 ? 0 : std::max<int64_t>(steady_ns() - begun, 0));
 }
 
 void Conductor::run() {
   prepare_thread("nha-conductor");
+  watch_.open();
   std::unique_lock lock(mutex_);
   while (true) {
     added_.wait(lock, [&] { return ending_ || !none_waits(); });
@@ -203,7 +227,8 @@ void Conductor::run() {
     Order order = take();
     under_way_ = true;
     allowed_.store(order.allowed, std::memory_order_relaxed);
-    begun_ns_.store(steady_ns(), std::memory_order_relaxed);
+    watch_.begin();
+    begun_ns_.store(steady_ns(), std::memory_order_release);
     lock.unlock();
     call(order.command);
     call(order.tell);

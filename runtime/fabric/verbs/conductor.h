@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -18,8 +19,15 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/fabric/verbs/library.h"
+#include "runtime/fabric/verbs/thread_times.h"
 
 namespace nccl_ha::fabric::verbs {
+
+/// Whether that errno value of a question means that the host or the device was short of something,
+/// or has too many: neither that the firmware lives, nor that it does not.
+constexpr bool is_shortage(int error) {
+  return error == ENOMEM || error == EAGAIN || error == ENOSPC || error == EINVAL;
+}
 
 /// What became of a command.  The conductor sets it, any thread reads it.
 struct Answer {
@@ -53,7 +61,8 @@ class Conductor {
   /// `tell`, if any, is called when the command has taken its time.  `allowed`: what it may take
   /// where nothing hangs, if that is longer than others do.
   void add(Rank rank, Command command, Command tell = {}, Duration allowed = {});
-  /// Asks the firmware something, after all of rank stop that was added before.  0: it lives.
+  /// Asks the firmware something, after all of rank stop that was added before.  0: it lives; see
+  /// is_shortage().
   std::shared_ptr<const Answer> ask();
   /// The same at once.  For commands.
   int question() const;
@@ -64,7 +73,8 @@ class Conductor {
   bool await(const Answer& answer, const std::function<bool()>& patient);
   /// Waits until all is done.  False: for so long nothing was.
   bool drain(Duration limit);
-  /// How long the command under way has been so, of this host's time; 0: there is none.
+  /// How long the command under way has been so, of this host's time and without what its thread
+  /// waited for a processor; 0: there is none.
   Duration busy() const;
   /// It takes as long as that, and longer than it may.
   bool hangs(Duration limit) const;
@@ -96,6 +106,8 @@ class Conductor {
   bool under_way_ = false;
   bool ending_ = false;
   std::thread thread_;
+  Duration under_way_for() const;
+  ThreadWatch watch_;
   // Of the command under way.
   std::atomic<int64_t> begun_ns_{0};  ///< 0: there is none
   std::atomic<Duration> allowed_{};

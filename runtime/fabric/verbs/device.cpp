@@ -97,7 +97,7 @@ void sort_in(const Config& config, const std::shared_ptr<Device>& device, PortIn
     return;
   }
   const auto want = gid_preference(config, info);
-  if (!select_gid(info.gids, *want) && info.link == LinkLayer::ethernet) {
+  if (!select_gid(info.gids, *want) && info.needs_gid()) {
     list.notes.push_back(fmt::format(
         "{} is not usable: none of its {} GIDs fits the settings (does {} have an IP address?)",
         who, info.gids.size(), info.netdev.empty() ? "its interface" : info.netdev));
@@ -224,6 +224,10 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
     return sentinel.error();
   }
   opened->sentinel_ = *sentinel;
+  if (library.waited == nullptr) {
+    const std::string attribute = sysfs(opened->name_) + "/node_type";
+    opened->attribute_ = make_fd([&] { return ::open(attribute.c_str(), O_RDONLY | O_CLOEXEC); });
+  }
   if (library.device.query(opened->context_, &opened->attributes_) != 0) {
     return refuse("query it");
   }
@@ -246,7 +250,11 @@ Result<std::shared_ptr<Device>> Device::open(const Library& library, ibv_device*
 
 bool Device::answers() {
   ibv_port_attr attributes{};
-  if (library_.device.query_port(context_, 1, &attributes) == 0) {
+  int error = library_.device.query_port(context_, 1, &attributes);
+  if (error == 0) {
+    error = conductor().question();  // perhaps the driver answered by itself
+  }
+  if (error == 0 || is_shortage(error)) {
     return true;
   }
   if (health.worsen(DeviceHealth::Level::failed)) {
@@ -283,6 +291,7 @@ Device::~Device() {
     static_cast<void>(library_.memory.free_domain(pd_));
   }
   close_channel(sentinel_);
+  close_fd(attribute_);
   if (context_ != nullptr) {
     OwnFds own;
     own.remove(context_->cmd_fd);
@@ -321,7 +330,15 @@ void Device::close_channel(ibv_comp_channel* channel) const {
   }
 }
 
-bool Device::taken_away() const {
+bool Device::taken_away() const { return sentinel_gone() && unregistered(); }
+
+bool Device::unregistered() const {
+  char byte = 0;
+  // Whatever bears the name by now: this is the device that was opened.
+  return attribute_ < 0 || (pread(attribute_, &byte, sizeof byte, 0) < 0 && errno == ENODEV);
+}
+
+bool Device::sentinel_gone() const {
   // Without a completion queue nothing ever comes there.
   pollfd asked{sentinel_->fd, POLLIN, 0};
   if (poll(&asked, 1, 0) == 1 && (asked.revents & (POLLERR | POLLHUP)) != 0) {
@@ -434,6 +451,8 @@ Result<PortInfo> Device::query(uint8_t port) const {
                                            "armed",     "active", "active (deferred)"};
   info.state = attributes.state <= IBV_PORT_ACTIVE_DEFER ? states[attributes.state] : "unknown";
   info.lid = attributes.lid;
+  info.global_only =
+      info.link == LinkLayer::infiniband && (attributes.flags & IBV_QPF_GRH_REQUIRED) != 0;
   info.mtu = 128U << static_cast<unsigned>(attributes.active_mtu);
   info.message_max = attributes.max_msg_sz;
   info.speed_mbps = speed_of(info, attributes);

@@ -36,6 +36,7 @@ struct PortInfo {
   bool active = false;
   std::string state;         ///< as verbs names it, for people
   uint16_t lid = 0;          ///< InfiniBand only
+  bool global_only = false;  ///< InfiniBand: packets have a global routing header, or do not leave
   uint32_t mtu = 1024;       ///< active path MTU, bytes of payload
   uint32_t message_max = 0;  ///< bytes of one write
   int64_t speed_mbps = 0;    ///< 10^6 bit/s: lanes times lane rate
@@ -44,6 +45,9 @@ struct PortInfo {
   int numa_node = -1;
   std::string netdev;  ///< RoCE: the network interface beneath
   std::vector<GidEntry> gids;
+
+  /// Whoever has no GID reaches nobody.
+  bool needs_gid() const { return link == LinkLayer::ethernet || global_only; }
 };
 
 /// Bits of verbs' width and speed codes (IBTA, PortInfo attribute) as lanes and Mbit/s.
@@ -90,8 +94,8 @@ class Device {
   /// firmware.
   bool taken_away() const;
 
-  /// The firmware answers a question; where it does not, the device counts as failed from now on.
-  /// Blocks as long as the device takes.
+  /// The firmware answers a question, or was asked none for want of something; where it does not
+  /// answer, the device counts as failed from now on.  Blocks as long as the device takes.
   bool answers();
   /// It did not fail, and is not seen to hang: a command that hangs for hung_after makes it count
   /// as failed.
@@ -139,8 +143,9 @@ class Device {
   DeviceHealth health;
   /// Which of its queues failed alone.
   QueueFaults faults;
-  /// So often a LID, the GID table or the partition table changed.
+  /// So often a LID, the GID table or the partition table may have changed; and the latter.
   std::atomic<uint64_t> address_changes{0};
+  std::atomic<uint64_t> partition_changes{0};
   /// Somebody reads its asynchronous events.
   std::atomic<bool> watched{false};
 
@@ -156,6 +161,10 @@ class Device {
   /// Ends it, unless its firmware hangs.
   static void let_go(Device* device);
   void detect_gpu_support();
+  /// The kernel's first pass over this process's objects has come to the oldest one.
+  bool sentinel_gone() const;
+  /// The device that was opened is no RDMA device of the kernel's any more.
+  bool unregistered() const;
   int64_t speed_of(const PortInfo& info, const ibv_port_attr& attributes) const;
   void read_gids(PortInfo& info, int table_length) const;
   bool read_gid_table(PortInfo& info, int table_length) const;
@@ -172,6 +181,7 @@ class Device {
   std::string name_;
   ibv_context* context_ = nullptr;
   ibv_comp_channel* sentinel_ = nullptr;  ///< older than all else, so that it is the last to go
+  int attribute_ = -1;  ///< in sysfs, which ends after all objects; -1: sysfs is not to be seen
   ibv_pd* pd_ = nullptr;
   ibv_device_attr attributes_{};
   bool relaxed_ordering_ = false;
@@ -180,7 +190,8 @@ class Device {
   mutable std::mutex mutex_;
   std::vector<Entry> regions_;
   std::map<uint64_t, std::weak_ptr<ProtectionDomain>> domains_;
-  Kept kept_;  ///< memory that the device may still write, as nothing proves that it does not
+  Kept kept_;     ///< memory that the device may still write, as nothing proves that it does not
+  Kept unasked_;  ///< of them, those of which the next answer of the firmware proves it
   std::unique_ptr<Resolver> resolver_;
   std::unique_ptr<Conductor> conductor_;
   std::unique_ptr<Conductor> registrar_;

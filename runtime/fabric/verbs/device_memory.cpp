@@ -125,12 +125,16 @@ int Device::end_region(ibv_mr* mr) const {
 
 /// A driver whose firmware has failed takes that for done (fence_proof.h).
 void Device::end_own_region(ibv_mr* mr, Kept& keep) {
-  const int error = end_region(mr);
   using Level = DeviceHealth::Level;
-  const bool confirmed = error == 0 && health.level() < Level::lost && conductor().question() == 0;
-  if (!confirmed && health.level() != Level::gone) {
-    std::lock_guard lock(mutex_);
-    kept_.splice(kept_.end(), keep);
+  const bool ended = end_region(mr) == 0 && health.level() < Level::lost;
+  const int answer = ended ? conductor().question() : EIO;
+  Kept proven;  // ends after the lock
+  std::lock_guard lock(mutex_);
+  if (answer == 0 || health.level() == Level::gone) {
+    proven.swap(unasked_);
+  } else {
+    Kept& to = is_shortage(answer) ? unasked_ : kept_;
+    to.splice(to.end(), keep);
   }
 }
 

@@ -128,6 +128,9 @@ void DeviceWatch::take(const ibv_async_event& event) {
   if (tell_ && (effect == EventEffect::port_down || effect == EventEffect::port_up)) {
     tell_(effect, static_cast<unsigned>(event.element.port_num));
   }
+  if (event.event_type == IBV_EVENT_PKEY_CHANGE) {
+    device_->partition_changes.fetch_add(1, std::memory_order_release);
+  }
   if (effect == EventEffect::addresses) {
     device_->address_changes.fetch_add(1, std::memory_order_release);
   }

@@ -11,6 +11,8 @@ namespace {
 /// Between looks at whether a queue pair is gone.
 constexpr Duration waiting_interval = std::chrono::microseconds(500);
 constexpr Duration stuck_interval = std::chrono::milliseconds(20);
+/// Between two questions while the host or the device is short of something.
+constexpr Duration shortage_interval = std::chrono::milliseconds(20);
 /// Between two words that a fence is late.
 constexpr Duration late_interval = std::chrono::milliseconds(100);
 
@@ -92,8 +94,9 @@ void Fence::await(std::shared_ptr<const Answer> destruction) {
 }
 
 void Fence::wait() {
-  if (state_ != State::waiting) {
-    state_ = State::waiting;
+  state_ = State::waiting;
+  ask_again_ = services_.clock->now() + shortage_interval;
+  if (deadline_ == Instant{}) {
     // One that did not even go to ERR has had its time.
     const bool silent = stop_ && !stop_->over();
     deadline_ = (silent ? begun_.now : services_.clock->now()) + options_.stuck_after;
@@ -191,13 +194,15 @@ Fence::Outcome Fence::check_waiting() {
   const bool late = now >= deadline_;
   // One that is stuck takes as long as its device takes to be reset, or for good.
   services_.timers->arm(timer_, now + (late ? stuck_interval : waiting_interval));
+  const auto asked = destruction_ ? destruction_ : question_;
+  const bool refused = destruction_ && destruction_->over();
+  if (refused && (late || (is_shortage(destruction_->error()) && now >= ask_again_))) {
+    ask_anew();
+  }
   if (!late) {
     return Outcome::open;
   }
-  const auto asked = destruction_ ? destruction_ : question_;
-  if (destruction_ && destruction_->over()) {
-    ask_anew();
-  }
+  deadline_ = refused ? Instant{} : deadline_;
   if (std::exchange(told_, true)) {
     return Outcome::open;
   }

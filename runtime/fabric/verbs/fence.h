@@ -99,7 +99,8 @@ class Fence {
   FenceProof proven(bool all_returned) const;
   bool silent() const;
   void begin_silence();
-  /// The same is asked of it once more later, as firmware may come back.
+  /// The same is asked of it once more: later, as firmware may come back, and soon where the host
+  /// or the device was short of something.
   void ask_anew();
   Outcome check_flush(uint32_t returned);
   Outcome check_waiting();
@@ -118,8 +119,9 @@ class Fence {
   std::shared_ptr<const Answer> stop_;
   std::shared_ptr<const Answer> question_;  ///< asked when all work was back
   std::shared_ptr<const Answer> destruction_;
-  Instant deadline_{};
-  bool told_ = false;  ///< that it is stuck
+  Instant deadline_{};   ///< from when on it is late; zero: nothing was asked yet, or it is anew
+  Instant ask_again_{};  ///< where what was asked came to nothing for want of something
+  bool told_ = false;    ///< that it is stuck
   Instant late_again_{};
   bool abandoned_ = false;
   std::optional<Moment> silent_since_;  ///< and the peer has stopped

@@ -36,11 +36,14 @@ enum class FenceProof : uint8_t {
 /// descriptor of events says no such thing: since Linux c485b19d52c4 (5.7) it stays open until the
 /// process closes it, and ends with one more DEVICE_FATAL; how many come says nothing, as one that
 /// is removed in order has one and one with an internal error two.  Before 5.7 it was closed then.
-/// What a driver fails to end in the kernel's first pass it may end in a later one, of which the
-/// channel does not tell.
-/// Who reads a closed channel and does not wait is told since 62fab312fa16 (June 2023) only.  An
-/// errno value of a command is no such proof: commands are refused from the moment at which the
-/// removal begins.
+/// The kernel goes over the objects again and again while the driver fails to end some, and the
+/// channel goes in the first pass.  All passes are over when the device's own entries in sysfs go,
+/// which is after its users were told (disable_device() before device_del()): a descriptor of one
+/// of them gives ENODEV from then on, whoever bears the device's name.  Where sysfs is not to be
+/// seen, the channel alone tells.  What a driver cannot end at all, the kernel gives up with a
+/// warning in its log, and nothing here tells. Who reads a closed channel and does not wait is told
+/// since 62fab312fa16 (June 2023) only.  An errno value of a command is no such proof: commands are
+/// refused from the moment at which the removal begins.
 constexpr FenceProof proof_of(const FenceEvidence& known) {
   if (!known.given) {
     return FenceProof::returned;

@@ -2,12 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cstring>
 
-#include "runtime/fabric/verbs/options.h"
+#include "runtime/fabric/verbs/route.h"
 
 namespace nccl_ha::fabric::verbs {
 
@@ -24,7 +22,7 @@ Result<void> PathEnds::look_up(const Device& device, uint8_t port, const GidPref
                 ENETDOWN);
   }
   gid_ = select_gid(info_.gids, want);
-  if (!gid_ && info_.link == LinkLayer::ethernet) {
+  if (!gid_ && info_.needs_gid()) {
     return fail(
         Errc::system,
         fmt::format("RDMA device {}: no GID fits the settings; is {} up and has an address?",
@@ -79,21 +77,7 @@ QueuePair::Connection PathEnds::to_peer(uint8_t traffic_class, uint8_t service_l
   way.peer_sequence = peer_.packet_sequence;
   way.own_sequence = local_.packet_sequence;
   way.mtu = static_cast<ibv_mtu>(mtu());
-  ibv_ah_attr& route = way.route;
-  route.port_num = info_.port;
-  route.sl = service_level;
-  // InfiniBand needs a global route only where the subnet prefixes differ.
-  if (ethernet() ||
-      (gid_ && !std::equal(peer_.gid.begin(), peer_.gid.begin() + 8, gid_->bytes.begin()))) {
-    route.is_global = 1;
-    std::memcpy(route.grh.dgid.raw, peer_.gid.data(), peer_.gid.size());
-    route.grh.sgid_index = gid_ ? static_cast<uint8_t>(gid_->index) : 0;
-    route.grh.hop_limit = hop_limit;
-    route.grh.traffic_class = traffic_class;
-  }
-  if (!ethernet()) {
-    route.dlid = peer_.lid;
-  }
+  way.route = route_between(info_, gid_, {peer_.lid, peer_.gid}, {traffic_class, service_level});
   return way;
 }
 
@@ -103,15 +87,7 @@ QueuePair::Connection PathEnds::to_itself(uint32_t queue_pair) const {
   way.peer_sequence = local_.packet_sequence;
   way.own_sequence = local_.packet_sequence;
   way.mtu = static_cast<ibv_mtu>(local_.mtu);
-  way.route.port_num = info_.port;
-  if (ethernet()) {
-    way.route.is_global = 1;
-    std::memcpy(way.route.grh.dgid.raw, gid_->bytes.data(), gid_->bytes.size());
-    way.route.grh.sgid_index = static_cast<uint8_t>(gid_->index);
-    way.route.grh.hop_limit = hop_limit;
-  } else {
-    way.route.dlid = info_.lid;
-  }
+  way.route = route_between(info_, gid_, {info_.lid, local_.gid});
   return way;
 }
 

@@ -33,11 +33,11 @@ std::shared_ptr<const Resolution> Resolver::ask(const ibv_ah_attr& route) {
     open_.push_back(question);
   }
   errands_.add([this, question] {
-    const auto ending = [&] {
-      std::lock_guard lock(mutex_);
-      return ending_;
-    };
-    const int error = ending() ? ECANCELED : resolve(question->route);
+    ibv_ah* handle = nullptr;
+    const int error = make(question->route, &handle);
+    if (handle != nullptr) {
+      static_cast<void>(library_.address_handle.destroy(handle));
+    }
     std::lock_guard lock(mutex_);
     std::erase(open_, question);
     question->result.store(error, std::memory_order_release);
@@ -45,13 +45,28 @@ std::shared_ptr<const Resolution> Resolver::ask(const ibv_ah_attr& route) {
   return question;
 }
 
-int Resolver::resolve(ibv_ah_attr route) const {
-  ibv_ah* handle = library_.address_handle.create(pd_, &route);
-  const int error = handle != nullptr ? 0 : errno != 0 ? errno : EHOSTUNREACH;
-  if (handle != nullptr) {
-    static_cast<void>(library_.address_handle.destroy(handle));
+std::shared_ptr<HandleOrder> Resolver::make_handle(const ibv_ah_attr& route) {
+  auto order = std::make_shared<HandleOrder>(library_);
+  errands_.add([this, route, own = order]() mutable {
+    const int error = make(route, &own->made_);
+    own->result_.store(error, std::memory_order_release);
+    own.reset();  // the last of it ends here, and not where errands wait for each other
+  });
+  return order;
+}
+
+bool Resolver::ending() {
+  std::lock_guard lock(mutex_);
+  return ending_;
+}
+
+int Resolver::make(ibv_ah_attr route, ibv_ah** made) {
+  if (ending()) {
+    return ECANCELED;
   }
-  return error;
+  errno = 0;
+  *made = library_.address_handle.create(pd_, &route);
+  return *made != nullptr ? 0 : errno != 0 ? errno : EHOSTUNREACH;
 }
 
 }  // namespace nccl_ha::fabric::verbs

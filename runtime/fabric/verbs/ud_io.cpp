@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
-#include "runtime/base/data_turn.h"
 #include "runtime/base/log.h"
+#include "runtime/fabric/verbs/route.h"
 
 namespace nccl_ha::fabric::verbs {
 namespace {
@@ -26,8 +27,6 @@ constexpr uint32_t wanted_inline = 192;
 constexpr size_t batch = 32;
 /// A peer is not asked for again for so long, whether it was found or not.
 constexpr auto answer_lasts = std::chrono::seconds(1);
-/// The kernel knows a neighbour that it has found for longer than that.
-constexpr auto answer_is_new = std::chrono::milliseconds(100);
 /// Of a handle that has been replaced: its datagrams have left long before.
 constexpr auto old_handle_lasts = std::chrono::seconds(10);
 /// What a device takes to make two queue pairs, many times over.  Others wait for it.
@@ -67,13 +66,14 @@ Result<std::unique_ptr<UdIo>> UdIo::make(Device& device, const Route& route,
                                          const Options& options) {
   std::unique_ptr<UdIo> io(new UdIo(device, route));
   io->address_changes_ = device.address_changes.load(std::memory_order_acquire);
+  io->partition_changes_ = device.partition_changes.load(std::memory_order_acquire);
   auto info = io->device_.query(route.port);
   if (!info) {
     return info.error();
   }
   io->info_ = std::move(*info);
   io->gid_ = select_gid(io->info_.gids, route.gid);
-  if (!io->gid_ && io->info_.link == LinkLayer::ethernet) {
+  if (!io->gid_ && io->info_.needs_gid()) {
     return fail(Errc::system, fmt::format("RDMA device {} has no usable GID: give its interface an "
                                           "address, or look at `nccl-ha info`",
                                           io->device_.name()));
@@ -250,33 +250,17 @@ UdIo::Way& UdIo::find_way(const SocketAddress& to) {
 }
 
 ibv_ah_attr UdIo::route_to(const UdAddress& peer) const {
-  ibv_ah_attr attributes{};
-  attributes.port_num = route_.port;
-  attributes.sl = route_.service_level;
-  attributes.dlid = peer.lid;
-  if (info_.link == LinkLayer::ethernet ||
-      (gid_ && !std::equal(peer.gid.begin(), peer.gid.begin() + 8, gid_->bytes.begin()))) {
-    attributes.is_global = 1;
-    std::memcpy(attributes.grh.dgid.raw, peer.gid.data(), peer.gid.size());
-    attributes.grh.sgid_index = gid_ ? static_cast<uint8_t>(gid_->index) : 0;
-    attributes.grh.hop_limit = hop_limit;
-    attributes.grh.traffic_class = route_.traffic_class;
-  }
-  return attributes;
+  return route_between(info_, gid_, {peer.lid, peer.gid},
+                       {route_.traffic_class, route_.service_level});
 }
 
 /// The one that there is carries on until there is an answer.
 PacketIo::Egress UdIo::egress(const SocketAddress& peer) {
   Way& way = find_way(peer);
   if (way.handle != nullptr && !way.asked && now_ >= way.retry_at) {
-    ask(way, route_to(peer.ud()));
+    way.asked = device_.resolver().make_handle(route_to(peer.ud()));
   }
   return {};
-}
-
-void UdIo::ask(Way& way, const ibv_ah_attr& route) {
-  way.asked = device_.resolver().ask(route);
-  way.asked_at = now_;
 }
 
 /// Null: it is not known yet, or there is none.
@@ -285,32 +269,22 @@ ibv_ah* UdIo::way_to(const SocketAddress& to) {
   if (!way.asked && (way.handle != nullptr || now_ < way.retry_at)) [[likely]] {
     return way.handle;
   }
-  ibv_ah_attr attributes = route_to(to.ud());
   if (!way.asked) {
-    ask(way, attributes);
+    way.asked = device_.resolver().make_handle(route_to(to.ud()));
   }
-  if (way.asked->result.load(std::memory_order_acquire) != Resolution::open) {
-    take_answer(way, attributes);
+  if (way.asked->result() != Resolution::open) {
+    take_answer(way);
   }
   return way.handle;
 }
 
-void UdIo::take_answer(Way& way, ibv_ah_attr& route) {
-  int error = way.asked->result.load(std::memory_order_acquire);
-  way.asked = nullptr;
-  if (way.handle != nullptr && now_ - way.asked_at > answer_is_new) {
-    return;  // making another one might wait for the neighbour
-  }
+void UdIo::take_answer(Way& way) {
+  const auto asked = std::exchange(way.asked, nullptr);
+  const int error = asked->result();
   way.retry_at = now_ + answer_lasts;
   if (error == 0) {
-    const DataTurn exception(false);  // the kernel knows the neighbour by now
-    errno = 0;
-    ibv_ah* const made = library_.address_handle.create(device_.pd(), &route);
-    error = errno;
-    if (made != nullptr) {
-      replace(way, made);
-      return;
-    }
+    replace(way, asked->take());
+    return;
   }
   const UdAddress& peer = way.to.ud();
   NHA_LOG_WARN_LIMITED("RDMA device {}: no way to {} (LID {}): {}", device_.name(),
@@ -510,8 +484,34 @@ void UdIo::take_events(ChannelState& channel) {
   }
 }
 
+/// An event says that something of the device has changed, and most change nothing here.
+void UdIo::check_addresses() {
+  if (check_ && check_->answer.over()) {
+    moved_ = moved_ || !check_->answer.confirmed();
+    address_changes_ = check_->changes;
+    check_.reset();
+  }
+  const uint64_t changes = device_.address_changes.load(std::memory_order_acquire);
+  if (moved_ || check_ || changes == address_changes_) [[likely]] {
+    return;
+  }
+  check_ = std::make_shared<Check>();
+  check_->changes = changes;
+  device_.conductor().add(
+      Conductor::Rank::make,
+      [check = check_, &device = device_, route = route_, lid = info_.lid, gid = gid_] {
+        const auto info = device.query(route.port);
+        const auto now = info ? select_gid(info->gids, route.gid) : std::nullopt;
+        const bool same = info && info->lid == lid && now.has_value() == gid.has_value() &&
+                          (!now || (now->index == gid->index && now->bytes == gid->bytes));
+        check->result = same ? 0 : EADDRNOTAVAIL;
+      },
+      [check = check_] { check->answer.result.store(check->result, std::memory_order_release); });
+}
+
 void UdIo::tick(Instant now) {
   now_ = now;
+  check_addresses();
   if (armed_) {
     armed_ = false;
     for (ChannelState& channel : channels_) {
@@ -524,7 +524,10 @@ bool UdIo::broken() {
   for (ChannelState& channel : channels_) {
     reclaim(channel);  // else it is looked at only when room is needed
   }
-  return broken_ || device_.address_changes.load(std::memory_order_acquire) != address_changes_;
+  check_addresses();
+  return broken_ || moved_ ||
+         device_.address_changes.load(std::memory_order_acquire) != address_changes_ ||
+         device_.partition_changes.load(std::memory_order_acquire) != partition_changes_;
 }
 
 bool UdIo::prepare_sleep() {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <cerrno>
 #include <memory>
 #include <vector>
 
@@ -34,8 +35,8 @@ class UdIo final : public PacketIo {
   size_t receive(Channel channel, PacketSink& sink, size_t limit) override;
   void tick(Instant now) override;
   bool prepare_sleep() override;
-  /// Also when an address of the device changed: paths that have it keep it, as theirs need not be
-  /// the one.
+  /// Also when an address of the port changed: paths that have it keep it, as theirs need not be
+  /// the one.  And while that is to be found out, which the device is asked after each event.
   bool broken() override;
   /// Asks for the way to that peer anew, as a neighbour may have another MAC.
   Egress egress(const SocketAddress& peer) override;
@@ -73,8 +74,7 @@ class UdIo final : public PacketIo {
   struct Way {
     SocketAddress to;
     ibv_ah* handle = nullptr;
-    std::shared_ptr<const Resolution> asked;
-    Instant asked_at{};
+    std::shared_ptr<HandleOrder> asked;
     Instant retry_at{};
   };
   /// What the device has made, which ends with the last who holds it: by control verbs.  An order
@@ -110,9 +110,9 @@ class UdIo final : public PacketIo {
   void take_events(ChannelState& channel);
   /// The device makes no events any more.
   bool is_lost() const { return device_.health.level() >= DeviceHealth::Level::lost; }
+  void check_addresses();
   ibv_ah* way_to(const SocketAddress& to);
-  void ask(Way& way, const ibv_ah_attr& route);
-  void take_answer(Way& way, ibv_ah_attr& route);
+  void take_answer(Way& way);
   void replace(Way& way, ibv_ah* made);
   Way& find_way(const SocketAddress& to);
   ibv_ah_attr route_to(const UdAddress& peer) const;
@@ -121,9 +121,18 @@ class UdIo final : public PacketIo {
   Device& device_;
   const Library& library_;
   Route route_;
-  uint64_t address_changes_ = 0;  ///< the device's, before the next two were read
+  uint64_t address_changes_ = 0;  ///< the device's, up to which the next two are right
+  uint64_t partition_changes_ = 0;
   PortInfo info_;
   std::optional<GidEntry> gid_;
+  /// Answered with 0 where they are still right after so many changes.
+  struct Check {
+    uint64_t changes = 0;
+    int result = ENOMEM;  ///< where the command ends for want of memory
+    Answer answer;
+  };
+  std::shared_ptr<Check> check_;
+  bool moved_ = false;  ///< they are not
   uint32_t mtu_ = 0;
   std::shared_ptr<Objects> objects_ = std::make_shared<Objects>(device_);
   std::array<ChannelState, channel_count>& channels_ = objects_->channels;

@@ -362,8 +362,7 @@ void VerbsPath::move_fence() {
     fence_.await(order_end(
         [&conductor](PathPairs& pairs) {
           const int error = pairs.destroy();
-          const int silent = conductor.question();
-          return error != 0 ? error : silent;
+          return error != 0 ? error : conductor.question();
         },
         destroy_limit));
   } else {

@@ -4,6 +4,7 @@
 #include <net/if.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -14,6 +15,15 @@ namespace {
 constexpr uint64_t guid_base = 0xfa4e'0000'0000'0000;
 constexpr uint32_t lids_of_host = devices_max * ports_max;
 constexpr uint32_t foreign_host = 254;  // in GIDs of other network namespaces
+constexpr uint64_t link_local = 0xfe80'0000'0000'0000;
+constexpr uint16_t first_router = 0xB000;  // no host's LID
+
+/// The LID of the router that leads to the subnet of these devices.
+uint16_t router_of(unsigned device) { return static_cast<uint16_t>(first_router + device); }
+
+uint64_t prefix_of(unsigned device) {
+  return 0xfec0'0000'0000'0000 | uint64_t{router_of(device)} << 16U | (device + 1U);
+}
 
 uint16_t lid_of(const Place& place) {
   return static_cast<uint16_t>(1U + place.host * lids_of_host + place.device * ports_max +
@@ -29,8 +39,8 @@ void put_address(const Place& place, ibv_gid* gid) {
   gid->raw[15] = static_cast<uint8_t>(place.host + 1);
 }
 
-void put_guid(uint64_t guid, ibv_gid* gid) {
-  gid->global.subnet_prefix = htobe64(0xfe80'0000'0000'0000);
+void put_guid(uint64_t prefix, uint64_t guid, ibv_gid* gid) {
+  gid->global.subnet_prefix = htobe64(prefix);
   gid->global.interface_id = htobe64(guid);
 }
 
@@ -55,11 +65,12 @@ std::optional<Place> place_of(const ibv_ah_attr& route) {
     place.port = static_cast<uint8_t>(rest % ports_max + 1);
     return place;
   }
-  if (be64toh(gid.global.subnet_prefix) == 0xfe80'0000'0000'0000) {
-    const uint64_t guid = be64toh(gid.global.interface_id);
-    place.host = static_cast<uint8_t>(guid >> 16U);
-    place.device = static_cast<uint8_t>(guid >> 8U);
-    place.port = static_cast<uint8_t>(guid);
+  const uint64_t guid = be64toh(gid.global.interface_id);
+  place.host = static_cast<uint8_t>(guid >> 16U);
+  place.device = static_cast<uint8_t>(guid >> 8U);
+  place.port = static_cast<uint8_t>(guid);
+  const uint64_t prefix = be64toh(gid.global.subnet_prefix);
+  if (prefix == link_local || prefix == prefix_of(place.device)) {
     return (guid & ~uint64_t{0xFFFFFF}) == guid_base ? std::optional(place) : std::nullopt;
   }
   place.host = static_cast<uint8_t>(gid.raw[15] - 1);
@@ -95,11 +106,33 @@ Place Device::place(unsigned port) const {
 
 uint64_t Device::guid() const { return guid_base + (uint64_t{host_} << 16U) + (index_ << 8U); }
 
+int Device::refuse(const ibv_ah_attr& route) const {
+  if (settings_.infiniband && settings_.grh && route.is_global == 0) {
+    return EINVAL;  // Linux, rdma_check_ah_attr()
+  }
+  const auto to = place_of(route);
+  const bool beyond = settings_.subnets && to && to->device != index_;
+  const bool led_there = route.is_global != 0 && to && route.dlid == router_of(to->device);
+  return !to || (beyond && !led_there) ? EHOSTUNREACH : 0;
+}
+
+bool Device::reset_for(Duration time) const {
+  return mode() == Mode::reset &&
+         now_ns() >= state_.since.load() + static_cast<uint64_t>(time.count());
+}
+
+bool Device::registered(uint32_t generation) const {
+  return state_.generation.load() == generation &&
+         !reset_for(settings_.removal + settings_.removal_rest);
+}
+
 bool Device::moves_data(uint32_t generation) const {
   if (state_.generation.load() != generation) {
     return false;
   }
+  const bool lingers = settings_.removal_rest.count() != 0 && mode() == Mode::reset;
   return mode() == Mode::running || mode() == Mode::removing ||
+         (lingers && registered(generation)) ||
          (mode() == Mode::internal &&
           now_ns() < state_.since + static_cast<uint64_t>(settings_.internal_writes.count()));
 }
@@ -148,6 +181,7 @@ void Device::describe(unsigned port, ibv_port_attr* attributes) const {
   attributes->active_speed = settings_.infiniband || settings_.xdr ? 128 : 32;
   attributes->lid = settings_.infiniband ? lid_of(place(port)) : uint16_t{0};
   attributes->sm_lid = settings_.infiniband ? 1 : 0;
+  attributes->flags = settings_.grh ? IBV_QPF_GRH_REQUIRED : 0;
   attributes->link_layer = settings_.no_link_layer ? IBV_LINK_LAYER_UNSPECIFIED
                            : settings_.infiniband  ? IBV_LINK_LAYER_INFINIBAND
                                                    : IBV_LINK_LAYER_ETHERNET;
@@ -166,7 +200,7 @@ bool Device::gid(unsigned port, uint32_t index, ibv_gid_entry* entry) const {
   entry->port_num = port;
   entry->gid_type = settings_.infiniband ? IBV_GID_TYPE_IB : IBV_GID_TYPE_ROCE_V2;
   if (settings_.infiniband) {
-    put_guid(guid() + port, &entry->gid);
+    put_guid(settings_.subnets ? prefix_of(index_) : link_local, guid() + port, &entry->gid);
     return true;
   }
   Place where = place(port);
@@ -187,7 +221,8 @@ void Device::take_memory(uint64_t now) {
   const uint64_t took = now > since ? now - since : 0;
   const uint64_t takes = state_.takes.load();
   doomed_ = std::max(doomed_, memory_.count());
-  const size_t gone = took >= takes ? doomed_ : (doomed_ + 1) * took / takes;
+  const bool fails = settings_.removal_rest.count() != 0;  // the driver, in the first pass
+  const size_t gone = fails ? 0 : took >= takes ? doomed_ : (doomed_ + 1) * took / takes;
   memory_.revoke(doomed_ - std::min(gone, doomed_));
   auto removing = static_cast<uint32_t>(Mode::removing);
   if (took >= takes &&
@@ -234,7 +269,7 @@ void Device::let_go(uint64_t now) {
   } else {
     doomed_ = 0;
   }
-  const bool over = mode() == Mode::reset && after(settings_.removal);
+  const bool over = reset_for(settings_.removal);
   for (Context* context : contexts_) {
     if (over || context->generation != state_.generation.load()) {
       take_away(*context);

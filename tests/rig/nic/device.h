@@ -22,7 +22,7 @@ constexpr uint16_t pkeys = 128;
 /// What a ConnectX of that generation can negotiate (0: none of it).
 uint32_t ece_of(uint64_t generation);
 
-/// Whose port a GID or a LID is.
+/// Whose port a GID or a LID is, however packets get there.
 std::optional<Place> place_of(const ibv_ah_attr& route);
 
 /// With the NIC's mutex held, unless stated otherwise.
@@ -37,6 +37,8 @@ class Device : public ibv_device {
   const Settings& settings() const { return settings_; }
   Mode mode() const { return static_cast<Mode>(state_.mode.load()); }
   /// It is there to be opened.
+  /// 0, or the errno value of a route by which nothing would get to its end.
+  int refuse(const ibv_ah_attr& route) const;
   bool present() const { return mode() != Mode::reset && mode() != Mode::removing; }
   void describe(ibv_device_attr* attributes) const;
   void describe(unsigned port, ibv_port_attr* attributes) const;
@@ -45,6 +47,8 @@ class Device : public ibv_device {
   uint32_t gid_count() const;
   /// Packets come and go for queue pairs of whoever opened it so.
   bool moves_data(uint32_t generation) const;
+  /// The kernel has it as an RDMA device; its users' objects have all ended before it has not.
+  bool registered(uint32_t generation) const;
   /// Completions are seen.
   bool completes(uint32_t generation) const {
     return (mode() == Mode::running || mode() == Mode::removing) &&
@@ -67,6 +71,8 @@ class Device : public ibv_device {
 
  private:
   uint64_t guid() const;
+  /// It was let go of so long ago.
+  bool reset_for(Duration time) const;
   void take_memory(uint64_t now);
   void take_away(Context& context);
 

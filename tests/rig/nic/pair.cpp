@@ -67,11 +67,10 @@ int Pair::modify(const ibv_qp_attr& attributes, int mask) {
     route_.port = attributes.port_num;
   }
   if ((mask & IBV_QP_AV) != 0) {
-    const auto to = place_of(attributes.ah_attr);
-    if (!to) {
-      return EHOSTUNREACH;
+    if (const int error = owner_.on->refuse(attributes.ah_attr); error != 0) {
+      return error;
     }
-    route_.to = *to;
+    route_.to = *place_of(attributes.ah_attr);
     route_.way = attributes.ah_attr;
   }
   if ((mask & IBV_QP_PKEY_INDEX) != 0) {

@@ -33,6 +33,8 @@ constexpr std::pair<const char*, uint64_t Settings::*> numbers[] = {
 };
 constexpr std::pair<const char*, bool Settings::*> switches[] = {
     {"ib", &Settings::infiniband},
+    {"grh", &Settings::grh},
+    {"subnets", &Settings::subnets},
     {"vf", &Settings::vf},
     {"apart", &Settings::apart},
     {"dmabuf", &Settings::dmabuf},
@@ -48,6 +50,7 @@ constexpr std::pair<const char*, Duration Settings::*> durations[] = {
     {"cost.modify_qp", &Settings::modify_qp},
     {"cost.destroy_qp", &Settings::destroy_qp},
     {"cost.create_cq", &Settings::create_cq},
+    {"cost.create_ah", &Settings::create_ah},
     {"cost.reg_mr", &Settings::reg_mr},
     {"cost.reg_page", &Settings::reg_page},
     {"cost.dereg_mr", &Settings::dereg_mr},
@@ -56,6 +59,7 @@ constexpr std::pair<const char*, Duration Settings::*> durations[] = {
     {"internal.writes", &Settings::internal_writes},
     {"internal.reset", &Settings::internal_reset},
     {"removal", &Settings::removal},
+    {"removal.rest", &Settings::removal_rest},
     {"delay", &Settings::delay},
     {"late", &Settings::late},
     {"gpu_late", &Settings::gpu_late},
@@ -71,6 +75,7 @@ constexpr Choice choices[] = {
     {"transport", "iwarp", "ib", &Settings::iwarp},
     {"link", "unspecified", "own", &Settings::no_link_layer},
     {"kernel", "old", "new", &Settings::old_kernel},
+    {"driver", "bnxt_re", "mlx5", &Settings::driver_answers},
 };
 constexpr std::pair<std::string_view, uint32_t> operations[] = {
     {"send", op_send}, {"read", op_read}, {"atomic", op_atomic}, {"write", op_write}};

@@ -21,8 +21,10 @@ struct Settings {
   uint64_t ports = 1;
   uint64_t seed = 1;
   bool infiniband = false;
-  bool vf = false;     ///< virtual functions whose node GUID nobody set
-  bool apart = false;  ///< a device reaches only devices of its own number: rails without a spine
+  bool grh = false;      ///< with `ib`: packets must have a global routing header
+  bool subnets = false;  ///< with `ib`: a subnet for each device, behind a router
+  bool vf = false;       ///< virtual functions whose node GUID nobody set
+  bool apart = false;    ///< a device reaches only devices of its own number: rails without a spine
   bool dmabuf = true;
   uint64_t foreign_gids = 0;    ///< entries of other network namespaces, before its own
   bool unknown_netdev = false;  ///< GIDs name no interface
@@ -32,6 +34,7 @@ struct Settings {
   bool iwarp = false;           ///< its transport
   bool no_link_layer = false;   ///< ports do not say which they have
   bool old_kernel = false;      ///< before Linux 5.7
+  bool driver_answers = false;  ///< questions about ports, and that something has ended
   uint64_t ece = 0;             ///< generation of ConnectX, 0: none
 
   // Limits.
@@ -48,6 +51,7 @@ struct Settings {
   Duration modify_qp{};
   Duration destroy_qp{};
   Duration create_cq{};
+  Duration create_ah{};
   Duration reg_mr{};
   Duration reg_page{};
   Duration dereg_mr{};
@@ -58,6 +62,7 @@ struct Settings {
   Duration internal_writes = std::chrono::milliseconds(500);
   Duration internal_reset = std::chrono::seconds(2);
   Duration removal = std::chrono::milliseconds(20);
+  Duration removal_rest{};  ///< until its driver has ended what it failed to end in the first pass
 
   // The network.
   uint64_t packet = 16384;  ///< bytes that travel together; datagrams have the MTU

@@ -29,8 +29,12 @@ int post_recv(ibv_qp* qp, ibv_recv_wr* requests, ibv_recv_wr** bad) {
   return of(qp).post_receive(requests, bad);
 }
 
-/// A question to the firmware.
+/// A question to the firmware, or to a driver that knows the answer.
 int ask(const Context& context) {
+  if (context.on->settings().driver_answers) {
+    const bool opened_so = context.on->state().generation.load() == context.generation;
+    return context.on->present() && opened_so ? 0 : EIO;  // uverbs does not even ask the driver
+  }
   return context.on->firmware()
       .command(Command::other, context.on->settings().query, context.generation)
       .error;
@@ -196,6 +200,23 @@ void ibv_ack_async_event(ibv_async_event* event) {
   if (is_of_pair(*event)) {
     --of(event->element.qp).events_open;
   }
+}
+
+/// For what stands for sysfs: whether the kernel has that device still, as it was.
+unsigned nha_nic_generation(const char* name) {
+  for (const auto& device : Nic::instance().devices()) {
+    if (std::strcmp(device->name, name) == 0) {
+      return device->state().generation.load();
+    }
+  }
+  return 0;
+}
+
+bool nha_nic_registered(const char* name, unsigned generation) {
+  const auto& devices = Nic::instance().devices();
+  return std::any_of(devices.begin(), devices.end(), [&](const auto& device) {
+    return std::strcmp(device->name, name) == 0 && device->registered(generation);
+  });
 }
 
 const char* ibv_event_type_str(ibv_event_type type) {

@@ -311,9 +311,10 @@ int ibv_destroy_qp(ibv_qp* qp) {
 }
 
 ibv_ah* ibv_create_ah(ibv_pd* domain, ibv_ah_attr* route) {
-  const Verdict verdict = command(domain->context, Duration(0));
-  if (verdict.error != 0 || !place_of(*route)) {
-    return refuse<ibv_ah>(verdict.error != 0 ? verdict.error : EHOSTUNREACH);
+  const Verdict verdict = command(domain->context, settings().create_ah);
+  const int refused = of(domain->context).on->refuse(*route);
+  if (verdict.error != 0 || refused != 0) {
+    return refuse<ibv_ah>(verdict.error != 0 ? verdict.error : refused);
   }
   auto* handle = new Handle{};
   handle->context = domain->context;

@@ -17,8 +17,11 @@
 #include <array>
 #include <cerrno>
 #include <cstdarg>
+#include <map>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #undef ibv_get_device_list
 
@@ -30,6 +33,7 @@ enum class Kind { not_ours, missing, text, refused, link };
 struct Answer {
   Kind kind = Kind::not_ours;
   std::string text;
+  std::string device = {};  ///< who reads hears when that is gone
 };
 
 template <class Function>
@@ -123,6 +127,9 @@ Answer ask(const char* path) {
   if (file == "device/subsystem") {
     return {Kind::link, sub_function ? "/sys/bus/auxiliary" : "/sys/bus/pci"};
   }
+  if (file == "node_type") {
+    return {Kind::text, "1: CA\n", std::string(rest.substr(0, slash))};
+  }
   if (file == "device/numa_node") {
     return {Kind::text, "-1\n"};
   }
@@ -140,6 +147,40 @@ Answer ask(const char* path) {
   return {Kind::missing, ""};
 }
 
+/// Attributes that were opened: of which device, and how often that had come back by then.
+class Attributes {
+ public:
+  void add(int fd, const std::string& device) {
+    const auto generation = verbs<unsigned (*)(const char*)>("nha_nic_generation", "NHA_NIC");
+    const std::lock_guard lock(mutex_);
+    opened_[fd] = {device, generation(device.c_str())};
+  }
+  /// Its number may come again.
+  void forget(int fd) {
+    const std::lock_guard lock(mutex_);
+    opened_.erase(fd);
+  }
+  bool gone(int fd) {
+    const std::lock_guard lock(mutex_);
+    const auto found = opened_.find(fd);
+    if (found == opened_.end()) {
+      return false;
+    }
+    const auto& [device, generation] = found->second;
+    return !verbs<bool (*)(const char*, unsigned)>("nha_nic_registered", "NHA_NIC")(device.c_str(),
+                                                                                    generation);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::pair<std::string, unsigned>> opened_;
+};
+
+Attributes& attributes() {
+  static auto* all = new Attributes;
+  return *all;
+}
+
 /// A descriptor that reads so.
 int descriptor(const Answer& answer) {
   if (answer.kind == Kind::text) {
@@ -148,6 +189,10 @@ int descriptor(const Answer& answer) {
       return -1;
     }
     lseek(fd, 0, SEEK_SET);
+    attributes().forget(fd);
+    if (!answer.device.empty()) {
+      attributes().add(fd, answer.device);
+    }
     return fd;
   }
   if (answer.kind == Kind::refused) {
@@ -163,6 +208,14 @@ int open_by(const char* name, const char* path, int flags, Rest... rest) {
   return answer.kind == Kind::not_ours
              ? next<int (*)(const char*, int, ...)>(name)(path, flags, rest...)
              : descriptor(answer);
+}
+
+ssize_t read_by(const char* name, int fd, void* out, size_t bytes, off64_t offset) {
+  if (attributes().gone(fd)) {
+    errno = ENODEV;
+    return -1;
+  }
+  return next<ssize_t (*)(int, void*, size_t, off64_t)>(name)(fd, out, bytes, offset);
 }
 
 FILE* stream_by(const char* name, const char* path, const char* mode) {
@@ -196,6 +249,14 @@ int open64(const char* path, int flags, ...) {
   const mode_t mode = mode_of(flags, rest);
   va_end(rest);
   return open_by("open64", path, flags, mode);
+}
+
+ssize_t pread(int fd, void* out, size_t bytes, off_t offset) {
+  return read_by("pread", fd, out, bytes, offset);
+}
+
+ssize_t pread64(int fd, void* out, size_t bytes, off64_t offset) {
+  return read_by("pread64", fd, out, bytes, offset);
 }
 
 FILE* fopen(const char* path, const char* mode) { return stream_by("fopen", path, mode); }
