@@ -180,8 +180,10 @@ bool Conductor::drain(Duration limit) {
   return true;
 }
 
+/// What is allowed may be the next command's already: that one is not busy for as long.
 bool Conductor::hangs(Duration limit) const {
-  return busy() >= std::max(limit, allowed_.load(std::memory_order_relaxed));
+  const Duration now = busy();
+  return now >= std::max(limit, allowed_.load(std::memory_order_acquire)) && busy() >= now;
 }
 
 Duration Conductor::busy() const {
@@ -202,7 +204,7 @@ void Conductor::run() {
     }
     Order order = take();
     under_way_ = true;
-    allowed_.store(order.allowed, std::memory_order_relaxed);
+    allowed_.store(order.allowed, std::memory_order_release);
     begun_ns_.store(steady_ns(), std::memory_order_relaxed);
     lock.unlock();
     call(order.command);
