@@ -123,7 +123,8 @@ class DatagramPath final : public Path {
   void on_pong(const FrameHeader& header);
   void on_timer();
   void finish_check();
-  void break_path(CompletionStatus first, const Error& why);
+  /// Allocates nothing.
+  void break_path(CompletionStatus first, Error why);
   void flush_requests(CompletionStatus first);
   Duration connect_limit() const;
   /// Bytes of a frame beside its payload.

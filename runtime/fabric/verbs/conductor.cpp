@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <new>
 #include <utility>
 
 #include "runtime/base/check.h"
@@ -14,14 +13,9 @@
 namespace nccl_ha::fabric::verbs {
 namespace {
 
-/// An exception that memory is out ends here: no thread of the host's may end by it.
 void call(const Conductor::Command& command) {
-  try {
-    if (command) {
-      command();
-    }
-  } catch (const std::bad_alloc&) {
-    NHA_LOG_WARN_LIMITED("out of memory for what an RDMA device is to do");
+  if (command) {
+    run_to_its_end(command, "what an RDMA device is to do");
   }
 }
 
