@@ -202,13 +202,14 @@ void Connection::on_path_state(fabric::Path& path, fabric::PathState state, cons
   end_handshake();
 }
 
-/// Keys that software looks up are lost with no device.
+/// Keys that software looks up are lost with no device, but those of hops between relays are.
 bool Connection::excuses(size_t lane) {
   std::array<uint32_t, lanes_max> epochs{};
   const auto lanes = paths_.lanes();
   std::ranges::transform(lanes, epochs.begin(), &Lane::epoch);
   const uint64_t done = state_.counters->sends_done.get() + state_.counters->receives_done.get();
-  return paths_.lane(lane).traits.keys_per_device &&
+  const fabric::PathTraits& traits = paths_.lane(lane).traits;
+  return (traits.keys_per_device || traits.hops != 0) &&
          refusals_.excuse(lane, std::span<const uint32_t>(epochs).first(lanes.size()), done);
 }
 

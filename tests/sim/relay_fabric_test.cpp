@@ -298,6 +298,21 @@ class RelayedByDevices : public RelayFabric {
     config_.fabric = "auto";
     rdma_.fill(2);
   }
+  /// For a moment its memory is gone and its queue pairs are there: keys are refused as wrong ones
+  /// are.
+  void remove_in_order(size_t host, size_t nic) {
+    const ErrorsOnly quiet;
+    begin_traffic(2000);
+    ASSERT_FALSE(run_traffic(milliseconds(20))) << traffic_->outcome();
+    ASSERT_GT(carried_over(1), 0U);
+    const uint64_t before = world_.rdma().counts.refused;
+    hosts_[host]->nics[nic]->take_memory();
+    ASSERT_FALSE(run_traffic(milliseconds(2))) << traffic_->outcome();
+    EXPECT_GT(world_.rdma().counts.refused, before) << "it went unnoticed";
+    hosts_[host]->nics[nic]->fail_for_good({.gone_after = milliseconds(30)});
+    EXPECT_TRUE(run_traffic(seconds(60)));
+    EXPECT_EQ(traffic_->outcome(), "");
+  }
   /// As over a device of its own, the sender goes on after a quarter of a second without a proof.
   void fail_one_of_the_senders(const sim::RdmaNic::Death& death) {
     const ErrorsOnly quiet;
@@ -315,6 +330,16 @@ class RelayedByDevices : public RelayFabric {
     EXPECT_LT(counted.longest_stall_ns.get(), 1'500'000'000U);
   }
 };
+
+TEST_F(RelayedByDevices, ADeviceOfTheSendersThatIsRemovedInOrderEndsNothing) {
+  remove_in_order(0, 0);
+}
+
+TEST_F(RelayedByDevices, ADeviceOfARelayThatIsRemovedInOrderEndsNothing) { remove_in_order(1, 1); }
+
+TEST_F(RelayedByDevices, ADeviceOfTheReceiversThatIsRemovedInOrderEndsNothing) {
+  remove_in_order(2, 1);
+}
 
 TEST_F(RelayedByDevices, ADeviceOfTheSendersThatHangsLeavesItToTheOtherWay) {
   fail_one_of_the_senders({.hangs = true, .gone_after = seconds(3600)});
@@ -393,6 +418,25 @@ TEST_F(RelayedGpu, APathOfDatagramsIsMadeAnew) {
     const size_t carrying = nodes_[1]->sessions().empty() ? 3 : 1;
     EXPECT_NE(hop(carrying, side), fabric::datagram_kind);
   }
+}
+
+/// It is left out for a minute, and nothing else reaches that memory.
+TEST_F(RelayedGpu, ADeviceThatIsAvoidedBringsItWhereNothingElseMay) {
+  const ErrorsOnly quiet;
+  for (const size_t relay : {1, 3}) {
+    const sockaddr_storage local =
+        sim::Endpoint{ring_address(relay, cable_behind(relay)), 0}.to_sockaddr();
+    const auto places = hops_[relay]->places(reinterpret_cast<const sockaddr*>(&local));
+    ASSERT_FALSE(places.front().direct);
+    hops_[relay]->avoid(places.front(), ring_id(2), world_.now(), "test");
+  }
+  connect(1);
+  ASSERT_EQ(hop(1, relay::RelaySession::down), fabric::datagram_kind) << "it is not avoided";
+  begin_gpu_traffic(50);
+  EXPECT_TRUE(run_traffic(seconds(20)));
+  EXPECT_EQ(traffic_->outcome(), "");
+  const size_t carrying = nodes_[1]->sessions().empty() ? 3 : 1;
+  EXPECT_NE(hop(carrying, relay::RelaySession::down), fabric::datagram_kind);
 }
 
 TEST_F(RelayedGpu, ADeviceThatDoesNotTakeItSaysSoWhenItIsRegistered) {

@@ -182,6 +182,41 @@ TEST(RelayKinds, ADeviceThatDoesNotConnectIsAvoidedForAWhile) {
   }
 }
 
+TEST(RelayKinds, WhatIsAvoidedHasItsTurnAfterAllOthers) {
+  RelayLine line(all_rdma(1));
+  relay::HopSource& hops = line.hops(0);
+  const auto local = line.next(0).find(RelayLine::id(1))->local;
+  const auto places = hops.places(local.get());
+  const Instant now = line.world().now();
+  hops.avoid(places.front(), RelayLine::id(1), now, "test");
+  for (const size_t neighbour : {1, 2}) {
+    Kinds asked;
+    size_t choice = 0;
+    const auto refuse = [&](const relay::HopPlace& place) -> Result<void> {
+      asked.push_back(place.at.kind);
+      return fail(Errc::remote, "test");
+    };
+    EXPECT_FALSE(
+        relay::make_best_hop(hops, places, RelayLine::id(neighbour), now, choice, false, refuse));
+    EXPECT_EQ(asked, neighbour == 1 ? (Kinds{udp, rc}) : (Kinds{rc, udp}));
+  }
+}
+
+TEST(RelayKinds, NothingIsAvoidedWhereWhatEveryHostHasDoesNotComeUp) {
+  RelayLine line(all_rdma(1));
+  relay::HopSource& hops = line.hops(0);
+  const auto local = line.next(0).find(RelayLine::id(1))->local;
+  const auto places = hops.places(local.get());
+  const Instant now = line.world().now();
+  for (const size_t neighbour : {1, 2}) {
+    hops.avoid(places.front(), RelayLine::id(neighbour), now, "test");
+    ASSERT_TRUE(hops.avoids(places.front(), RelayLine::id(neighbour), now));
+  }
+  hops.avoid(places.back(), RelayLine::id(1), now, "test");
+  EXPECT_FALSE(hops.avoids(places.front(), RelayLine::id(1), now));
+  EXPECT_TRUE(hops.avoids(places.front(), RelayLine::id(2), now));
+}
+
 /// Whoever asked does not know which hop it is, and has as much patience as a hop, or less.
 TEST(RelayKinds, AHopThatIsStillComingUpWhenWhoAskedGivesUpIsAvoided) {
   for (const size_t relays : {1, 2}) {
