@@ -104,6 +104,7 @@ class DatagramPath final : public Path {
   void handle_ack(const FrameHeader& header, std::span<const std::byte> selective);
   Duration sample_of(const FrameHeader& header) const;
   void detect_losses();
+  void replace(Segment& segment);
   void complete_requests();
   void arm_tail_probe();
   void send_tail_probe();
