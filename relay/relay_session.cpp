@@ -94,7 +94,9 @@ Result<void> RelaySession::begin() {
       !connected) {
     return place->direct ? connected : fail(Errc::again, connected.error().message());
   }
-  return dial_down();
+  // Not before it is known that this hop can be made: who asked may have to ask by another one, and
+  // whoever comes further on is asked once.
+  return legs_[up].line.path()->address_ready() ? dial_down() : Result<void>();
 }
 
 Result<void> RelaySession::dial_down() {
@@ -182,8 +184,10 @@ void RelaySession::on_path_address(fabric::Path& path) {
   }
   if (side_of(&path) == down) {
     ask();
-  } else {
+  } else if (legs_[down].stream) {
     answer();
+  } else if (auto dialled = dial_down(); !dialled) {
+    end({CompletionStatus::device_fault, 0, dialled.error().message()}, dialled.error().message());
   }
 }
 

@@ -376,6 +376,7 @@ enum class Mutation : uint16_t {
   // Of relays, datagrams and streams, where something ends in order, comes late or is short:
   hop_refusal_final,         ///< memory that a hop's device loses first counts as a wrong key
   avoided_never_asked,       ///< a device that is avoided is left out, whatever else there is
+  first_hop_unawaited,       ///< a relay asks further on before its own hop can be made
   standstill_is_route_time,  ///< a relay that stood still has no time left for a route
   standstill_is_silence,     ///< nor has heard its neighbours
   resends_hidden,            ///< a port sleeps when some segments have no room to go again

@@ -475,6 +475,8 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(hop_refusal_final,
                 "RelayedByDevices.ADeviceOfTheReceiversThatIsRemovedInOrderEndsNothing"),
     NHA_CHECKED(avoided_never_asked, "RelayKinds.WhatIsAvoidedHasItsTurnAfterAllOthers"),
+    NHA_CHECKED(first_hop_unawaited,
+                "RelayKinds.AHopThatFailsSlowlyWhereItWasAskedForLeavesTheNextKind"),
     NHA_CHECKED(standstill_is_route_time, "RelayStandstill.IsNoTimeThatARelayGivesARoute"),
     NHA_CHECKED(standstill_is_silence, "RelayStandstill.IsNoSilenceOfNeighbours"),
     NHA_CHECKED(resends_hidden,

@@ -80,6 +80,20 @@ void expect_kinds(const std::vector<size_t>& rdma, const Kinds& expected) {
 
 TEST(RelayKinds, QueuePairsAllTheWay) { expect_kinds({2, 2, 2, 2, 2}, {rc, rc, rc, rc}); }
 
+/// Nobody further on has heard of the path by then.
+TEST(RelayKinds, AHopThatFailsSlowlyWhereItWasAskedForLeavesTheNextKind) {
+  RelayLine line(all_rdma(1));
+  sim::VerbFaults& verbs = line.process(1).nics.front()->verbs();  // towards the first host
+  verbs.faults[sim::Verb::create_pair] = 1;
+  verbs.faults.slow = 1;
+  verbs.faults.slowest = milliseconds(5);
+  RelayedPair pair(line, 1 << 20, 1);
+  ASSERT_TRUE(pair.connect(line)) << pair.ends[0].owner.last_error.message();
+  EXPECT_GT(verbs.failures(sim::Verb::create_pair), 0U) << "the fault did not happen";
+  EXPECT_EQ(kinds(line), (Kinds{udp, rc}));
+  exchange(line, pair);
+}
+
 /// From now on the processor finds no memory of a program's.
 void hide_from_processor(RelayLine& line, RelayedPair& pair) {
   for (const size_t side : {0, 1}) {
