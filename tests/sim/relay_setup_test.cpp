@@ -245,7 +245,7 @@ class RelayStandstill : public RelayFirstHop {
  protected:
   RelayStandstill() : RelayFirstHop(with_short_setup()) {}
   void stand_still(Duration time) {
-    static_cast<void>(line_.world().run_until([] { return false; }, microseconds(20)));
+    static_cast<void>(line_.world().run_until([] { return false; }, microseconds(30)));
     for (size_t host = 0; host < line_.hosts(); ++host) {
       line_.world().pause(line_.process(host), line_.world().now() + time);
     }
