@@ -192,7 +192,8 @@ SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32
   request.no_speculative_placement = place.no_speculative_placement != 0;
   request.host_memory = host_memory;
   request.bytes[0] = size;
-  request.state.store(RequestState::pending, std::memory_order_relaxed);
+  request.state.store(RequestState::pending,
+                      std::memory_order_release);  // Sender looks through all
   take(place);
   submitted_.push(request.index);
   return &request;

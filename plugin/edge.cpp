@@ -57,19 +57,14 @@ std::set<std::string>& texts() {
 
 void report_exception() noexcept {
   try {
-    try {
-      throw;
-    } catch (const std::bad_alloc&) {
-      NHA_LOG_ERROR(
-          "out of memory; limits are RLIMIT_AS (ulimit -v) and a control group's memory.max");
-    } catch (const std::exception& error) {
-      NHA_LOG_ERROR("internal error: {}", error.what());
-    } catch (...) {
-      NHA_LOG_ERROR("internal error of unknown kind");
-    }
+    throw;
+  } catch (const std::bad_alloc&) {
+    NHA_LOG_ERROR(
+        "out of memory; limits are RLIMIT_AS (ulimit -v) and a control group's memory.max");
+  } catch (const std::exception& error) {
+    NHA_LOG_ERROR("internal error: {}", error.what());
   } catch (...) {
-    constexpr char line[] = "nccl-ha: error: out of memory, also for a log line (ulimit -v)\n";
-    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, sizeof line - 1);
+    NHA_LOG_ERROR("internal error of unknown kind");
   }
 }
 

@@ -24,7 +24,7 @@ const char* intern(const std::string& text);
 /// Frees what intern() kept; its pointers die.  At unload only.
 void forget_interned();
 
-/// Logs the exception that is being handled, also where there is no memory left for a log line.
+/// Logs the exception that is being handled.
 void report_exception() noexcept;
 
 /// process_life() of the process that the plugin's connections and descriptors belong to; 0: there

@@ -226,6 +226,13 @@ void DiscoveryActor::publish() {
   options_.board->publish(std::move(view));
 }
 
+/// What it was about to say it says with the next hello.
+void DiscoveryActor::on_no_memory() {
+  if (discovery_) {
+    context_->timers().arm(timer_, context_->now() + options_.timing.neighbours.hello);
+  }
+}
+
 void DiscoveryActor::stop() {
   context_->timers().cancel(timer_);
   discovery_->leave(context_->now());

@@ -57,6 +57,7 @@ class DiscoveryActor final : public Actor,
   void start(Context& context) override;
   void on(const Message& message) override;
   void stop() override;
+  void on_no_memory() override;
 
   /// Null before start().  Worker's thread.
   const Discovery* discovery() const { return discovery_ ? &*discovery_ : nullptr; }

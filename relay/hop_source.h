@@ -33,7 +33,8 @@ class HopSource {
   /// is what every host has.
   virtual std::vector<HopPlace> places(const sockaddr* local) const = 0;
   /// A hop from there to that neighbour, for which this host had asked, did not come up: for a
-  /// while it asks with other ones.  What every host has is never avoided.
+  /// while it asks with other ones.  What every host has is never avoided: where that does not come
+  /// up, nothing is any more.
   virtual void avoid(const HopPlace& place, NodeId neighbour, Instant now,
                      const std::string& why) = 0;
   virtual bool avoids(const HopPlace& place, NodeId neighbour, Instant now) const = 0;
@@ -66,16 +67,19 @@ constexpr Duration hop_limit(const HopPlace& place, Duration route) {
 }
 
 /// Makes a hop to that neighbour at the best of `places` from number `choice` on, which is then the
-/// number of the one that was taken: `make(place)` fails where there can be none.  Whoever insists
-/// on these places avoids none.
+/// number of the one that was taken: `make(place)` fails where there can be none.  Those that are
+/// avoided have their turn after all others, with numbers that go on, as nothing else may be left.
+/// Whoever insists on these places avoids none.
 template <class Make>
 Result<void> make_best_hop(const HopSource& hops, const std::vector<HopPlace>& places,
                            NodeId neighbour, Instant now, size_t& choice, bool insists,
                            const Make& make) {
   Result<void> made = fail(Errc::internal, "a cable without any kind of hop");
-  for (; choice < places.size(); ++choice) {
-    if (insists || !hops.avoids(places[choice], neighbour, now)) {
-      made = make(places[choice]);
+  for (; choice < 2 * places.size(); ++choice) {
+    const HopPlace& place = places[choice % places.size()];
+    const bool late = !insists && hops.avoids(place, neighbour, now);
+    if (late == (choice >= places.size())) {
+      made = make(place);
     }
     if (made) {
       break;

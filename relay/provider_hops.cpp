@@ -45,6 +45,8 @@ std::vector<HopPlace> ProviderHops::places(const sockaddr* local) const {
 void ProviderHops::avoid(const HopPlace& place, NodeId neighbour, Instant now,
                          const std::string& why) {
   if (provider_.is_universal(place.at.kind)) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(avoided_, [&](const auto& one) { return one.first.second == neighbour; });
     return;
   }
   NHA_LOG_WARN("a hop over {} to {} did not come up, datagrams are used there for {} s: {}",

@@ -302,6 +302,16 @@ void RelayNode::on_session_end(RelaySession& session, const std::string& why) {
   context_->remove_actor(session.id());
 }
 
+/// A timer of its own may have been what had no memory.
+void RelayNode::on_no_memory() {
+  if (acceptor_ == nullptr) {
+    context_->timers().arm(listen_timer_, context_->now() + listen_apart);
+  }
+  if (draining()) {
+    context_->timers().arm(drain_timer_, context_->now() + drain_apart_);
+  }
+}
+
 void RelayNode::stop() {
   context_->timers().cancel(listen_timer_);
   acceptor_.reset();

@@ -39,6 +39,7 @@ class RelayNode final : public Actor,
   void start(Context& context) override;
   void on(const Message& message) override;
   void stop() override;
+  void on_no_memory() override;
 
   /// 0: it does not listen, and tries again where somebody has the port; failure() says why.
   uint16_t port() const { return acceptor_ ? acceptor_->port() : uint16_t{0}; }

@@ -14,6 +14,7 @@
 #include "relay/message_receiver.h"
 #include "relay/message_sender.h"
 #include "relay/path_endpoints.h"
+#include "runtime/base/run_limit.h"
 
 namespace nccl_ha::relay {
 
@@ -154,6 +155,7 @@ class RelayPath final : public fabric::Path,
   struct Setup {
     size_t choice = 0;         ///< of the places where the first hop may begin
     uint32_t chunk_bytes = 0;  ///< that was agreed
+    RunLimit limit;            ///< of all of it
   };
   Setup setup_;
 

@@ -102,6 +102,7 @@ Result<void> RelayPath::connect(std::span<const std::byte> peer_address) {
       options_.connect_limit > Duration(0)
           ? options_.connect_limit
           : Duration(std::chrono::milliseconds(context_.config().connect_timeout_ms));
+  setup_.limit.begin(context_.moment(), limit);
   context_.timers().arm(deadline_, context_.now() + limit);
   if (request_) {
     soon();  // an answer to it is no part of this call
@@ -430,6 +431,11 @@ void RelayPath::on_session_lost(SessionStream& stream, const Error& error) {
 }
 
 void RelayPath::on_deadline() {
+  if (const Duration left = setup_.limit.left(context_.moment(), deadline_.deadline());
+      left > Duration(0)) {
+    context_.timers().arm(deadline_, context_.now() + left);
+    return;
+  }
   const bool dialled = stream_ != nullptr || ending_.error.what.empty();
   const Error why = nccl_ha::fail(
       Errc::timed_out,

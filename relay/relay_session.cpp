@@ -18,6 +18,19 @@ constexpr Duration fence_limit = std::chrono::seconds(5);
 /// A hop that works has come up long before that.
 constexpr Duration hop_usual = std::chrono::seconds(1);
 
+/// Memory that this host reads, and its lengths, are not those of the connection's program.
+static CompletionStatus as_told(CompletionStatus cause) {
+  switch (cause) {
+    case CompletionStatus::ok:
+      return CompletionStatus::flushed;
+    case CompletionStatus::local_protection:
+    case CompletionStatus::length_error:
+      return CompletionStatus::device_fault;
+    default:
+      return cause;
+  }
+}
+
 RelaySession::RelaySession(HopSource& hops, const RelayOptions& options, Owner& owner,
                            std::unique_ptr<SessionStream> stream, SetupRequest request,
                            const NextHop& next, Share share)
@@ -46,6 +59,7 @@ void RelaySession::start(Context& context) {
   context_ = &context;
   domain_ = context.secrets().draw().told();
   chunk_bytes_ = share_.chunk_bytes;
+  limit_.begin(context.moment(), options_.setup_limit);
   context.timers().arm(deadline_, context.now() + options_.setup_limit);
   legs_[up].stream->set_owner(this);
   if (auto begun = begin(); !begun) {
@@ -80,7 +94,9 @@ Result<void> RelaySession::begin() {
       !connected) {
     return place->direct ? connected : fail(Errc::again, connected.error().message());
   }
-  return dial_down();
+  // Not before it is known that this hop can be made: who asked may have to ask by another one, and
+  // whoever comes further on is asked once.
+  return legs_[up].line.path()->address_ready() ? dial_down() : Result<void>();
 }
 
 Result<void> RelaySession::dial_down() {
@@ -168,8 +184,10 @@ void RelaySession::on_path_address(fabric::Path& path) {
   }
   if (side_of(&path) == down) {
     ask();
-  } else {
+  } else if (legs_[down].stream) {
     answer();
+  } else if (auto dialled = dial_down(); !dialled) {
+    end({CompletionStatus::device_fault, 0, dialled.error().message()}, dialled.error().message());
   }
 }
 
@@ -240,7 +258,7 @@ void RelaySession::on_session_message(SessionStream& stream, SessionMessage mess
 Result<void> RelaySession::open_down(const SetupAck& ack) {
   chunk_bytes_ = ack.chunk_bytes;
   legs_[up].line.agree(chunk_bytes_);  // what comes there has to fit into the slots further on
-  down_asked_at_ = context_->now();
+  down_asked_at_ = context_->moment();
   return legs_[down].line.connect(ack.hop_address, ack.window, chunk_bytes_);
 }
 
@@ -278,9 +296,7 @@ void RelaySession::on_path_state(fabric::Path& path, PathState state, const Erro
     }
     // Completions tell which message it was; they come before it where there is one.
     const bool other_kind = side == up && !down_open_ && !legs_[up].line.place().direct;
-    end({path.cause() == CompletionStatus::ok ? CompletionStatus::flushed : path.cause(), 0,
-         error.message(), other_kind},
-        error.message());
+    end({as_told(path.cause()), 0, error.message(), other_kind}, error.message());
     return;
   }
   if (state != PathState::ready) {
@@ -312,11 +328,7 @@ void RelaySession::on_completion(const Completion& completion) {
   }
   if (completion.status != CompletionStatus::ok) {
     if (completion.status != CompletionStatus::flushed) {
-      // Memory that this host reads, and its lengths, are not those of the connection's program.
-      const bool own = completion.status == CompletionStatus::local_protection ||
-                       completion.status == CompletionStatus::length_error;
-      end({own ? CompletionStatus::device_fault : completion.status,
-           passed_on ? leaving.sequence_of(completion.id) : 0,
+      end({as_told(completion.status), passed_on ? leaving.sequence_of(completion.id) : 0,
            std::string("a hop failed: ") + to_text(completion.status)},
           to_text(completion.status), opposite(side));
     }
@@ -362,7 +374,7 @@ void RelaySession::blame_down(const std::string& why) {
 
 /// Who asked may have less patience than the hop, and ends the session first.
 bool RelaySession::down_is_late() const {
-  return down_asked_at_ && context_->now() - *down_asked_at_ >= hop_usual;
+  return down_asked_at_ && context_->moment().ran_since(*down_asked_at_) >= hop_usual;
 }
 
 void RelaySession::on_fence_stuck(fabric::Path& path, const Error& error) {
@@ -381,6 +393,11 @@ void RelaySession::on_session_lost(SessionStream& stream, const Error& error) {
 void RelaySession::on_deadline() {
   if (phase_ == Phase::ended) {
     tell_end();
+    return;
+  }
+  if (const Duration left = limit_.left(context_->moment(), deadline_.deadline());
+      left > Duration(0)) {
+    context_->timers().arm(deadline_, context_->now() + left);
     return;
   }
   blame_down("the route did not come about in time");

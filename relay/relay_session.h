@@ -11,6 +11,7 @@
 #include "relay/hop_source.h"
 #include "relay/session_stream.h"
 #include "runtime/base/key_file.h"
+#include "runtime/base/run_limit.h"
 #include "runtime/engine/actor.h"
 
 namespace nccl_ha::relay {
@@ -137,12 +138,13 @@ class RelaySession final : public Actor, private fabric::PathOwner, private Sess
   std::array<Forwarder, 2> forwards_;  ///< of what comes in at each leg
   uint32_t chunk_bytes_ = 0;
   Phase phase_ = Phase::setting_up;
-  size_t choice_ = 0;                     ///< of the places where the hop down may begin
-  std::optional<Instant> down_asked_at_;  ///< its hop is to come up since then
-  bool down_open_ = false;  ///< the neighbour there has answered, and its hop is ready
-  std::string why_;         ///< it has ended
+  size_t choice_ = 0;                    ///< of the places where the hop down may begin
+  std::optional<Moment> down_asked_at_;  ///< its hop is to come up since then
+  bool down_open_ = false;               ///< the neighbour there has answered, and its hop is ready
+  std::string why_;                      ///< it has ended
   bool told_ = false;
   Timer deadline_;
+  RunLimit limit_;  ///< until the route has come about
 };
 
 }  // namespace nccl_ha::relay

@@ -42,10 +42,11 @@ void SessionAcceptor::on_accept(int fd) {
     ++refused_;
     pending_.erase(pending_.begin() + static_cast<ptrdiff_t>(who_gives_way(pending_, origin)));
   }
-  pending_.push_back({origin, std::move(stream), context_.now() + patience});
+  pending_.push_back({origin, std::move(stream), {}});
+  pending_.back().limit.begin(context_.moment(), patience);
   context_.request_stream_turns(4);
   if (!timer_.armed()) {
-    context_.timers().arm(timer_, pending_.back().until);
+    context_.timers().arm(timer_, context_.now() + patience);
   }
 }
 
@@ -83,11 +84,12 @@ void SessionAcceptor::on_session_lost(SessionStream& stream, const Error& error)
 }
 
 void SessionAcceptor::on_timer() {
+  const Moment now = context_.moment();
   const size_t before = pending_.size();
-  std::erase_if(pending_, [&](const Pending& one) { return one.until <= context_.now(); });
+  std::erase_if(pending_, [&](const Pending& one) { return one.limit.left(now) == Duration(0); });
   refused_ += before - pending_.size();
   if (!pending_.empty()) {
-    context_.timers().arm(timer_, pending_.front().until);
+    context_.timers().arm(timer_, now.now + pending_.front().limit.left(now));
   }
 }
 

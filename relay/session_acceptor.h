@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "relay/session_stream.h"
+#include "runtime/base/run_limit.h"
 #include "runtime/streams/door.h"
 
 namespace nccl_ha::relay {
@@ -42,7 +43,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
   struct Pending {
     Origin origin;
     std::unique_ptr<SessionStream> stream;
-    Instant until{};
+    RunLimit limit;
   };
   SessionAcceptor(Context& context, SessionKeys keys, Handler& handler);
   void on_accept(int fd) override;

@@ -41,8 +41,8 @@ Result<void> SessionStream::dial(const NextHop& next, const Ticket& peer) {
   peer_ = peer;
   peer_key_ = next.key;
   // What is dialled over a cable that is cut need not fail.
-  heard_ = context_.now();
-  context_.timers().arm(timer_, heard_ + silence_max);
+  silence_.begin(context_.moment(), silence_max);
+  context_.timers().arm(timer_, context_.now() + silence_max);
   return {};
 }
 
@@ -68,8 +68,8 @@ void SessionStream::make_seal(bool dials) {
 
 void SessionStream::begin() {
   connected_ = true;
-  heard_ = context_.now();
-  context_.timers().arm(timer_, heard_ + ping_apart);
+  silence_.begin(context_.moment(), silence_max);
+  context_.timers().arm(timer_, context_.now() + ping_apart);
 }
 
 void SessionStream::on_stream_open(Stream& stream) {
@@ -90,7 +90,7 @@ void SessionStream::on_stream_data(Stream& stream, std::span<const std::byte> by
   if (lost_) {
     return;
   }
-  heard_ = context_.now();
+  silence_.begin(context_.moment(), silence_max);
   received_.insert(received_.end(), bytes.begin(), bytes.end());
   const auto alive = alive_;
   while (*alive && !lost_ && received_.size() >= session_header_bytes) {
@@ -217,12 +217,13 @@ void SessionStream::lose(const Error& error) {
 }
 
 void SessionStream::on_timer() {
-  if (context_.now() - heard_ >= silence_max) {
+  const Duration left = silence_.left(context_.moment(), timer_.deadline());
+  if (left == Duration(0)) {
     lose(fail(Errc::timed_out, "the neighbour on the route is silent"));
     return;
   }
   if (!connected_) {
-    context_.timers().arm(timer_, heard_ + silence_max);
+    context_.timers().arm(timer_, context_.now() + left);
     return;
   }
   context_.timers().arm(timer_, context_.now() + ping_apart);

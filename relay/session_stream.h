@@ -9,6 +9,7 @@
 #include "relay/hop_source.h"
 #include "relay/session_message.h"
 #include "relay/session_seal.h"
+#include "runtime/base/run_limit.h"
 #include "runtime/engine/context.h"
 #include "runtime/streams/stream.h"
 
@@ -29,6 +30,7 @@ class SessionStream final : private StreamOwner {
   };
   static constexpr Duration ping_apart = std::chrono::milliseconds(500);
   /// Silent for so long, while dialled too: the neighbour's process or host is gone, or the cable.
+  /// Of time in which this process ran.
   static constexpr Duration silence_max = std::chrono::milliseconds(2000);
 
   /// With a key, both sides show that they have it before anything else; without, they do not.
@@ -99,7 +101,7 @@ class SessionStream final : private StreamOwner {
   std::unique_ptr<Stream> stream_;
   std::vector<std::byte> received_;
   Timer timer_;
-  Instant heard_{};
+  RunLimit silence_;
   bool lost_ = false;
   bool closed_ = false;  ///< this side has ended the stream
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

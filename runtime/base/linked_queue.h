@@ -1,6 +1,8 @@
 // A queue whose elements carry their places in it, so that nothing is allocated.  One thread.
 #pragma once
 
+#include <cstddef>
+
 namespace nccl_ha {
 
 /// An element's place, which the queue alone writes.
@@ -15,6 +17,7 @@ template <class T, QueueLink<T> T::*link>
 class LinkedQueue {
  public:
   bool empty() const { return head_ == nullptr; }
+  size_t size() const { return size_; }
   /// Not while it is empty.
   T& first() const { return *head_; }
   /// Null: it is empty.
@@ -28,6 +31,7 @@ class LinkedQueue {
     place = {nullptr, true};
     (tail_ != nullptr ? (tail_->*link).next : head_) = &one;
     tail_ = &one;
+    ++size_;
     return true;
   }
   /// Not while it is empty.
@@ -38,6 +42,7 @@ class LinkedQueue {
       tail_ = nullptr;
     }
     (first.*link).listed = false;
+    --size_;
     return first;
   }
   void remove(const T& one) {
@@ -53,6 +58,7 @@ class LinkedQueue {
       T* next = (one->*link).next;
       if (gone(static_cast<const T&>(*one))) {
         (one->*link).listed = false;
+        --size_;
       } else {
         *to = one;
         to = &(one->*link).next;
@@ -66,6 +72,7 @@ class LinkedQueue {
  private:
   T* head_ = nullptr;
   T* tail_ = nullptr;
+  size_t size_ = 0;
 };
 
 }  // namespace nccl_ha

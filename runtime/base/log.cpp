@@ -46,17 +46,17 @@ void set_log_level(LogLevel level) { current_level.store(level, std::memory_orde
 
 bool log_enabled(LogLevel level) { return level <= current_level.load(std::memory_order_relaxed); }
 
-void log_text(LogLevel level, const char* file, int line, const std::string& text) {
+void log_text(LogLevel level, const char* file, int line, const char* text) {
   Sink sink;
   {
     std::lock_guard lock(sink_mutex);
     sink = current_sink;
   }
   if (sink.call != nullptr) {
-    sink.call(sink.context, level, file, line, text.c_str());
+    sink.call(sink.context, level, file, line, text);
   } else if (level <= LogLevel::warn) {
     // Without a sink there is no job to talk to: only what somebody has to know.
-    std::fprintf(stderr, "nccl-ha: %s: %s\n", level_text(level), text.c_str());
+    std::fprintf(stderr, "nccl-ha: %s: %s\n", level_text(level), text);
   }
 }
 

@@ -1,11 +1,13 @@
 // Logging: one sink for the process (NCCL's logger, or stderr), levels, and rate limits for sites
-// that could repeat.  Any thread.  The text is formatted only when the level is enabled.
+// that could repeat.  Any thread.  The text is formatted only when the level is enabled.  Where
+// there is no memory for it another one says so: nobody has to expect an exception of a line.
 #pragma once
 
 #include <fmt/format.h>
 
 #include <atomic>
 #include <cstdint>
+#include <new>
 #include <string>
 
 namespace nccl_ha {
@@ -20,7 +22,8 @@ using LogSink = void (*)(void* context, LogLevel level, const char* file, int li
 void set_log_sink(LogSink sink, void* context);
 void set_log_level(LogLevel level);
 bool log_enabled(LogLevel level);
-void log_text(LogLevel level, const char* file, int line, const std::string& text);
+void log_text(LogLevel level, const char* file, int line, const char* text);
+inline constexpr const char* log_without_memory = "out of memory, also for a line of the log";
 
 /// One per limited site: lets the first message through, then at most one per second.
 class LogLimiter {
@@ -35,11 +38,15 @@ class LogLimiter {
 
 }  // namespace nccl_ha
 
-#define NHA_LOG(level, ...)                                                       \
-  do {                                                                            \
-    if (::nccl_ha::log_enabled(level)) {                                          \
-      ::nccl_ha::log_text(level, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__)); \
-    }                                                                             \
+#define NHA_LOG(level, ...)                                                                 \
+  do {                                                                                      \
+    if (::nccl_ha::log_enabled(level)) {                                                    \
+      try {                                                                                 \
+        ::nccl_ha::log_text(level, __FILE__, __LINE__, ::fmt::format(__VA_ARGS__).c_str()); \
+      } catch (const std::bad_alloc&) {                                                     \
+        ::nccl_ha::log_text(level, __FILE__, __LINE__, ::nccl_ha::log_without_memory);      \
+      }                                                                                     \
+    }                                                                                       \
   } while (false)
 #define NHA_LOG_ERROR(...) NHA_LOG(::nccl_ha::LogLevel::error, __VA_ARGS__)
 #define NHA_LOG_WARN(...) NHA_LOG(::nccl_ha::LogLevel::warn, __VA_ARGS__)
@@ -52,10 +59,7 @@ class LogLimiter {
     static ::nccl_ha::LogLimiter nha_limiter;                                                     \
     uint64_t nha_suppressed = 0;                                                                  \
     if (::nccl_ha::log_enabled(::nccl_ha::LogLevel::warn) && nha_limiter.pass(&nha_suppressed)) { \
-      std::string nha_text = ::fmt::format(__VA_ARGS__);                                          \
-      if (nha_suppressed != 0) {                                                                  \
-        nha_text += ::fmt::format(" ({} more like this)", nha_suppressed);                        \
-      }                                                                                           \
-      ::nccl_ha::log_text(::nccl_ha::LogLevel::warn, __FILE__, __LINE__, nha_text);               \
+      NHA_LOG(::nccl_ha::LogLevel::warn, "{}{}", ::fmt::format(__VA_ARGS__),                      \
+              nha_suppressed != 0 ? ::fmt::format(" ({} more like this)", nha_suppressed) : "");  \
     }                                                                                             \
   } while (false)

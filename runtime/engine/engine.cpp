@@ -283,9 +283,22 @@ Engine::Rest Engine::turn_fallback() {
   return rest;
 }
 
+/// While every worker is held, so that nobody closes what it waits for.
+void Engine::watch(Parker& parker, std::span<WorkerSlot* const> held) {
+  try {
+    std::vector<int> fds;
+    for (const WorkerSlot* slot : held) {
+      const auto own = slot->worker->wait_fds();
+      fds.insert(fds.end(), own.begin(), own.end());
+    }
+    parker.watch(std::move(fds));
+  } catch (const std::bad_alloc&) {
+    parker.lose_track();
+  }
+}
+
 Engine::Rest Engine::poll_workers() {
   Fallback& own = fallback_state_;
-  own.versions.resize(slots_.size(), 0);
   const Callers callers = observe_callers(slots_);
   const bool caller_active = std::exchange(own.met_caller, false) || callers.any;
   if (caller_active) {
@@ -304,7 +317,6 @@ Engine::Rest Engine::poll_workers() {
   unsigned work = 0;
   bool sleepy = true;
   std::optional<Instant> deadline;
-  std::vector<int> fds;
   // Announced before the last look, as in park(); a message from now on wakes us.
   fallback_parker_->sleeping.exchange(1, std::memory_order_seq_cst);
   for (auto& slot : slots_) {
@@ -324,14 +336,11 @@ Engine::Rest Engine::poll_workers() {
     const size_t index = slot->worker->context().worker_index();
     own.changed = own.changed || own.versions[index] != slot->worker->wait_version();
     own.versions[index] = slot->worker->wait_version();
-    const auto descriptors = slot->worker->wait_fds();
-    fds.insert(fds.end(), descriptors.begin(), descriptors.end());
     slot->worker->context().request_stream_turns(1);
   }
   const bool sleeps = work == 0 && sleepy;
   if (sleeps && (own.changed || !fallback_parker_->whole()) && !virtual_) {
-    // While every worker is held, so that nobody closes one of these.
-    fallback_parker_->watch(fds);
+    watch(*fallback_parker_, own.held);
     own.changed = false;
   }
   for (WorkerSlot* slot : own.held) {

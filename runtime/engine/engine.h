@@ -220,7 +220,10 @@ class Engine {
         mode_(mode),
         virtual_(clock != nullptr),
         counts_ticks_(clock == nullptr && cpu_ticks() != 0),
-        clock_(clock == nullptr ? own_clock_ : *clock) {}
+        clock_(clock == nullptr ? own_clock_ : *clock) {
+    fallback_state_.versions.resize(static_cast<size_t>(config.progress_threads));
+    fallback_state_.held.reserve(static_cast<size_t>(config.progress_threads));
+  }
   void run_thread(WorkerSlot& slot, WorkerInfo info);
   void drive(WorkerSlot& slot, IdlePolicy& idle);
   void stand_by(WorkerSlot& slot);
@@ -258,6 +261,7 @@ class Engine {
   [[gnu::noinline]] void wake_sleeper(WorkerSlot& slot);
   /// Puts the calling thread to sleep unless there is work; false: there was.
   bool park(WorkerSlot& slot);
+  static void watch(Parker& parker, std::span<WorkerSlot* const> held);
 
   Config config_;
   const Mode mode_;

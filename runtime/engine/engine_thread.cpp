@@ -8,6 +8,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/own_thread.h"
 #include "runtime/engine/engine.h"
+#include "runtime/engine/thread.h"
 
 namespace nccl_ha {
 namespace {
@@ -55,7 +56,8 @@ bool Engine::park(WorkerSlot& slot) {
   }
   if (slot.watched_version != worker.wait_version() || !slot.parker->whole()) {
     slot.watched_version = worker.wait_version();
-    slot.parker->watch(worker.wait_fds());
+    WorkerSlot* const held = &slot;
+    watch(*slot.parker, std::span(&held, 1));
   }
   const Instant now = clock_.now();
   const auto deadline = worker.next_deadline();
@@ -82,10 +84,13 @@ bool Engine::park(WorkerSlot& slot) {
 void Engine::run_thread(WorkerSlot& slot, WorkerInfo info) {
   const uint32_t index = slot.worker->context().worker_index();
   prepare_thread(fmt::format("nccl-ha-{}", index).c_str());
-  if (info.cpu >= 0) {
+  const auto pin = [&] {
     if (auto pinned = pin_current_thread(info.cpu); !pinned) {
       NHA_LOG_WARN("{}", pinned.error().message());
     }
+  };
+  if (info.cpu >= 0) {
+    run_to_its_end(pin, "a progress thread");
   }
   Recorder& recorder = slot.worker->context().recorder();
   hold(slot);

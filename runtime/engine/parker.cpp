@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
@@ -62,7 +63,7 @@ bool Parker::renew() {
   return true;
 }
 
-void Parker::watch(const std::vector<int>& fds) {
+void Parker::watch(std::vector<int> fds) {
   const bool shrinks = std::any_of(fds_.begin(), fds_.end(), [&](int fd) {
     return std::find(fds.begin(), fds.end(), fd) == fds.end();
   });
@@ -89,7 +90,7 @@ void Parker::watch(const std::vector<int>& fds) {
         std::strerror(error));
   }
   whole_ = error == 0;
-  fds_ = fds;
+  fds_ = std::move(fds);
 }
 
 void Parker::take_wakes() {

@@ -20,7 +20,9 @@ class Parker final : public Waker {
   void wake() override;
   /// Replaces the set of descriptors to sleep on.  None of `fds` may be closed meanwhile.  Where
   /// the kernel refuses one (fs.epoll.max_user_watches), sleeps are short.
-  void watch(const std::vector<int>& fds);
+  void watch(std::vector<int> fds);
+  /// What is to be slept on is not known: so they are until watch() has been told.
+  void lose_track() { whole_ = false; }
   /// All of them are watched.
   bool whole() const { return whole_; }
   /// Sleeps until woken, until a descriptor is readable, or until the deadline.

@@ -73,6 +73,13 @@ Result<ActorId> Worker::reserve() {
   return ActorId{index, generations_[index]};
 }
 
+/// Nobody has had it.
+void Worker::unreserve(const ActorId& id) {
+  std::lock_guard lock(reserve_mutex_);
+  free_slots_.push_back(id.index);
+  actor_count_.fetch_sub(1, std::memory_order_acq_rel);
+}
+
 void Worker::post(const Message& message) {
   std::unique_lock lock(post_mutex_);
   if (!post_address_) {
@@ -117,8 +124,14 @@ Result<ActorId> Worker::adopt(std::unique_ptr<Actor> actor) {
   Message message{};
   message.to = *id;
   message.kind = adopt_kind;
-  message.a = reinterpret_cast<uint64_t>(actor.release());
-  post(message);
+  message.a = reinterpret_cast<uint64_t>(actor.get());
+  try {
+    post(message);
+  } catch (const std::bad_alloc&) {
+    unreserve(*id);
+    throw;
+  }
+  static_cast<void>(actor.release());  // it may have been destroyed by now
   return id;
 }
 
@@ -342,8 +355,12 @@ void Worker::publish_turns() {
 }
 
 bool Worker::may_sleep() {
+  return survive([&] { return sleeps_soundly() ? 0U : 1U; }) == 0;
+}
+
+bool Worker::sleeps_soundly() {
   // libuv registers what it watches only when its loop runs: once more before anybody sleeps on it.
-  if (survive([&] { return streams_->turn(); }) != 0) {
+  if (streams_->turn() != 0) {
     return false;
   }
   publish_turns();
@@ -398,7 +415,10 @@ void Worker::ask_to_stop() {
   bind_to_this_thread();
   for (uint32_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i].alive) {
-      slots_[i].actor->stop();
+      static_cast<void>(survive([&] {
+        slots_[i].actor->stop();
+        return 0U;
+      }));
       if (!slots_[i].actor->lingers()) {
         remove_actor(slots_[i].actor->id());
       }

@@ -50,10 +50,12 @@ class Worker final : private Context {
   /// A sender's end of the mailbox; see Mailbox::open.
   Result<Address<Message>> open_address(size_t credits) { return mailbox_->open(credits); }
   /// Control plane: in order with all that is posted so, one caller at a time.  Waits for nothing:
-  /// what finds the mailbox full waits beside it, in memory that is allocated. After stop() it is
-  /// dropped, and an actor that was handed over is destroyed.
+  /// what finds the mailbox full waits beside it, in memory that is allocated: throws
+  /// std::bad_alloc, and nothing has changed.  After stop() it is dropped, and an actor that was
+  /// handed over is destroyed.
   void post(const Message& message);
-  /// Hands an actor over; its start() runs on the worker.  The id is valid at once.
+  /// Hands an actor over; its start() runs on the worker.  The id is valid at once.  Throws
+  /// std::bad_alloc as post(), and the actor is destroyed.
   Result<ActorId> adopt(std::unique_ptr<Actor> actor);
   /// How long the worker may be left without a turn while those who turn it are busy elsewhere.
   Duration max_poll_gap() const {
@@ -90,7 +92,7 @@ class Worker final : private Context {
   /// Not later than this must turn() be called again; nullopt: only when something arrives.  For
   /// those that sleep until then: what the next turn comes later counts as lost time.
   std::optional<Instant> next_deadline();
-  /// What to wait for besides the waker.
+  /// What to wait for besides the waker.  Throws std::bad_alloc.
   std::vector<int> wait_fds() const;
   /// Changes when wait_fds() does.
   uint64_t wait_version() const { return wait_version_; }
@@ -162,12 +164,14 @@ class Worker final : private Context {
   void measure(Instant begin);
   void take_over(const Message& message);
   void reap();
+  bool sleeps_soundly();
   void pollers_changed();
   template <class Call>
   unsigned survive(Call&& call);
   void on_no_memory();
   void update_poll_gap();
   Result<ActorId> reserve();
+  void unreserve(const ActorId& id);
   Actor* find(ActorId id);
 
   std::shared_ptr<Mailbox<Message>> mailbox_;
@@ -204,7 +208,7 @@ template <Worker::Turn kind, class First>
   const DataTurn turn;
   turn_clock_.begin_turn();
   turns_.store(turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if (first()) {
+  if (survive([&] { return first() ? 1U : 0U; }) != 0) {
     ++busy_turns_;
     return 1;
   }

@@ -64,7 +64,7 @@ void Errands::run() {
     waiting_.pop_front();
     ++under_way_;
     lock.unlock();
-    errand();
+    run_to_its_end(errand, "an errand");
     lock.lock();
     --under_way_;
     done_.notify_all();

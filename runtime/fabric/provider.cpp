@@ -15,6 +15,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
 #include "runtime/base/pages.h"
+#include "runtime/engine/thread.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -126,20 +127,31 @@ void Provider::follow_kernel() {
     if (before != Look::none) {
       return;  // what is under way may have missed what is new, and looks once more
     }
-    if (!errands_) {
-      errands_ = std::make_unique<Errands>(false);
+    try {
+      if (!errands_) {
+        errands_ = std::make_unique<Errands>(false);
+      }
+      errands_->add([this] { look_at_interfaces(); });
+    } catch (const std::bad_alloc&) {
+      look_.store(Look::none);  // the next news begins a look
+      throw;
     }
-    errands_->add([this] {
-      Look done = Look::under_way;
-      do {
-        look_.store(Look::under_way);
-        if (const auto all = list_interfaces()) {
-          renew_interfaces(*all);
-        }
-        done = Look::under_way;
-      } while (!look_.compare_exchange_strong(done, Look::none));
-    });
   });
+}
+
+void Provider::look_at_interfaces() {
+  Look done = Look::under_way;
+  do {
+    look_.store(Look::under_way);
+    run_to_its_end(
+        [this] {
+          if (const auto all = list_interfaces()) {
+            renew_interfaces(*all);
+          }
+        },
+        "a look at this host's interfaces");
+    done = Look::under_way;
+  } while (!look_.compare_exchange_strong(done, Look::none));
 }
 
 void Provider::renew_interfaces(const std::vector<NetInterface>& all) {

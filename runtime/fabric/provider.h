@@ -151,6 +151,7 @@ class Provider {
   Result<RegionKeys> on_other(size_t device, uint32_t key, bool key_is_local,
                               const RegionRegistry::Elsewhere& other, Waits who,
                               const RegionRegistry::Make& make);
+  void look_at_interfaces();
 
   /// Listing the interfaces after news of the kernel's.
   enum class Look : uint8_t { none, under_way, once_more };

@@ -17,12 +17,13 @@
 #include "runtime/base/log.h"
 #include "runtime/base/own_fd.h"
 #include "runtime/streams/fd_acceptor.h"
+#include "runtime/streams/fd_datagram.h"
 #include "runtime/streams/kernel_links.h"
 #include "runtime/streams/listening.h"
 #include "runtime/streams/local_ports.h"
 #include "runtime/streams/sigpipe.h"
 #include "runtime/streams/tcp_socket.h"
-#include "runtime/streams/uv_loop_probe.h"
+#include "runtime/streams/uv_room.h"
 
 namespace nccl_ha {
 namespace {
@@ -77,6 +78,14 @@ class UvStreams final : public StreamFactory {
     if (code != 0) {
       return fail(Errc::system, "cannot create an event loop", -code);
     }
+    // What the loop itself is to watch.
+    for (unsigned fd = 0; fd < loop_.nwatchers; ++fd) {
+      const int error = loop_.watchers[fd] == nullptr ? 0 : hold(static_cast<int>(fd));
+      if (error != 0) {
+        uv_loop_close(&loop_);
+        return not_held(error);
+      }
+    }
     made_ = true;
     return {};
   }
@@ -91,7 +100,9 @@ class UvStreams final : public StreamFactory {
   Result<std::unique_ptr<Acceptor>> listen_tcp(std::string_view ports, uint16_t* port,
                                                AcceptorOwner* owner) override;
   Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
-                                                          DatagramOwner* owner) override;
+                                                          DatagramOwner* owner) override {
+    return bind_datagram_on(*this, address, owner);
+  }
   Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) override;
   Result<std::unique_ptr<LinkWatch>> watch_links(LinkWatchOwner* owner) override;
   unsigned turn() override {
@@ -117,6 +128,8 @@ class UvStreams final : public StreamFactory {
   size_t open_handles() const override { return handles_; }
 
   void happened() { ++events_; }
+  /// Before the loop runs next.  0, or an errno value: the kernel does not watch it.
+  int hold(int fd) const { return hold_in_set(uv_backend_fd(&loop_), fd); }
   /// No exception goes through libuv, which is C: turn() throws it on.
   template <class Call>
   void call_owner(Call&& call) {
@@ -133,6 +146,7 @@ class UvStreams final : public StreamFactory {
 
  private:
   Core* make_core(bool is_pipe, StreamOwner* owner);
+  int hold(const Core* core) const;
 
   uv_loop_t loop_{};
   const Duration unanswered_;
@@ -146,6 +160,11 @@ class UvStreams final : public StreamFactory {
 std::optional<int> fd_of(const Core* core) {
   uv_os_fd_t fd = -1;
   return uv_fileno(&core->uv.handle, &fd) == 0 ? std::optional<int>(fd) : std::nullopt;
+}
+
+int UvStreams::hold(const Core* core) const {
+  const auto fd = fd_of(core);
+  return fd ? hold(*fd) : 0;
 }
 
 void on_handle_closed(uv_handle_t* handle) {
@@ -166,7 +185,9 @@ void close_core(Core* core) {
   uv_close(reinterpret_cast<uv_handle_t*>(&core->timer), on_handle_closed);
 }
 
-void end_stream(Core* core, const Error& error) {
+/// `why()`: the error, made where no exception of it goes through libuv.
+template <class Why>
+void end_stream(Core* core, const Why& why) {
   if (core->lingering || core->face == nullptr) {
     close_core(core);
     return;
@@ -178,7 +199,7 @@ void end_stream(Core* core, const Error& error) {
   core->open = false;
   if (core->owner != nullptr) {
     core->factory->call_owner([&] {
-      core->owner->on_stream_closed(*core->face, error);  // may destroy the Stream
+      core->owner->on_stream_closed(*core->face, why());  // may destroy the Stream
     });
   }
 }
@@ -200,8 +221,10 @@ void on_read(uv_stream_t* stream, ssize_t got, const uv_buf_t* buffer) {
     }
   } else if (got < 0) {
     uv_read_stop(stream);
-    end_stream(core, uv_error(static_cast<int>(got), got == UV_EOF ? "the connection was closed"
-                                                                   : "the connection broke"));
+    end_stream(core, [got] {
+      return uv_error(static_cast<int>(got),
+                      got == UV_EOF ? "the connection was closed" : "the connection broke");
+    });
   }
 }
 
@@ -213,13 +236,13 @@ void on_connected(uv_connect_t* request, int status) {
     return;
   }
   if (status != 0) {
-    end_stream(core, connect_error(-status));
+    end_stream(core, [status] { return connect_error(-status); });
     return;
   }
   core->open = true;
   const int code = uv_read_start(&core->uv.stream, on_alloc, on_read);
   if (code != 0) {
-    end_stream(core, uv_error(code, "cannot read from a new connection"));
+    end_stream(core, [code] { return uv_error(code, "cannot read from a new connection"); });
     return;
   }
   if (core->owner != nullptr && core->face != nullptr) {
@@ -274,7 +297,7 @@ void on_written(uv_write_t* request, int status) {
   core->factory->happened();
   const bool closed = status == UV_EPIPE || status == UV_ECONNRESET;  // reading tells, in order
   if (status != 0 && status != UV_ECANCELED && !closed) {
-    end_stream(core, uv_error(status, "writing to the connection failed"));
+    end_stream(core, [status] { return uv_error(status, "writing to the connection failed"); });
   }
 }
 
@@ -348,6 +371,15 @@ class UvFdWatch final : public FdWatch {
       delete state;
     });
   }
+  /// 0, or an errno value: the kernel does not watch it.
+  static int begin(State& state) {
+    uv_poll_start(&state.poll, UV_READABLE, on_readable);
+    const int error = state.factory->hold(state.fd);
+    if (error != 0) {
+      uv_poll_stop(&state.poll);
+    }
+    return error;
+  }
   static void on_readable(uv_poll_t* poll, int status, int /*events*/) {
     auto* state = static_cast<State*>(poll->data);
     state->factory->happened();
@@ -358,8 +390,7 @@ class UvFdWatch final : public FdWatch {
     }
     for (int i = 0; i < tries && state->owner != nullptr; ++i) {
       state->factory->call_owner([state] { state->owner->on_readable(state->fd); });
-      if (status < 0 && state->owner != nullptr && !has_error(state->fd)) {
-        uv_poll_start(poll, UV_READABLE, on_readable);
+      if (status < 0 && state->owner != nullptr && !has_error(state->fd) && begin(*state) == 0) {
         return;
       }
     }
@@ -375,48 +406,6 @@ class UvFdWatch final : public FdWatch {
     return ::poll(&asked, 1, 0) > 0;
   }
 
-  State* state_;
-};
-
-class UvDatagram final : public DatagramEndpoint {
- public:
-  struct State {
-    uv_udp_t udp;
-    UvStreams* factory;
-    DatagramOwner* owner;
-    char input[65536];
-  };
-  explicit UvDatagram(State* state) : state_(state) {}
-  ~UvDatagram() override {
-    state_->owner = nullptr;
-    uv_close(reinterpret_cast<uv_handle_t*>(&state_->udp), [](uv_handle_t* handle) {
-      auto* state = static_cast<State*>(handle->data);
-      state->factory->handle_closed();
-      delete state;
-    });
-  }
-  Result<void> send(std::span<const std::byte> bytes, const sockaddr* to) override {
-    auto* base = const_cast<char*>(reinterpret_cast<const char*>(bytes.data()));
-    const uv_buf_t buffer = uv_buf_init(base, static_cast<unsigned>(bytes.size()));
-    const int code = uv_udp_try_send(&state_->udp, &buffer, 1, to);
-    if (code < 0) {
-      return code == UV_EAGAIN ? fail(Errc::again, "the datagram socket is full")
-                               : fail(Errc::system, "sending a datagram failed", -code);
-    }
-    return {};
-  }
-  Result<sockaddr_storage> local_address() override {
-    sockaddr_storage storage{};
-    int length = sizeof storage;
-    const int code =
-        uv_udp_getsockname(&state_->udp, reinterpret_cast<sockaddr*>(&storage), &length);
-    if (code != 0) {
-      return fail(Errc::system, "a datagram socket has no address", -code);
-    }
-    return storage;
-  }
-
- private:
   State* state_;
 };
 
@@ -474,6 +463,9 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_tcp(const sockaddr* to, const
     return connect_error(-code);
   }
   core->connecting = true;
+  if (const int error = hold(core); error != 0) {
+    return not_held(error);
+  }
   if (const auto fd = fd_of(core)) {
     tune_tcp(*fd, unanswered_);
   }
@@ -486,6 +478,9 @@ Result<std::unique_ptr<Stream>> UvStreams::connect_unix(const std::string& path,
   auto stream = std::make_unique<UvStream>(core);
   core->connecting = true;
   uv_pipe_connect(&core->connect, &core->uv.pipe, path.c_str(), on_connected);
+  if (const int error = hold(core); error != 0) {
+    return not_held(error);
+  }
   return std::unique_ptr<Stream>(std::move(stream));
 }
 
@@ -513,6 +508,9 @@ Result<std::unique_ptr<Stream>> UvStreams::adopt_fd(int fd, StreamOwner* owner) 
   code = uv_read_start(&core->uv.stream, on_alloc, on_read);
   if (code != 0) {
     return uv_error(code, "cannot read from an accepted connection");
+  }
+  if (const int error = hold(core); error != 0) {
+    return not_held(error);
   }
   return std::unique_ptr<Stream>(std::move(stream));
 }
@@ -548,42 +546,10 @@ Result<std::unique_ptr<FdWatch>> UvStreams::watch_fd(int fd, FdWatchOwner* owner
   }
   handle_opened(1);
   auto watch = std::make_unique<UvFdWatch>(state);
-  uv_poll_start(&state->poll, UV_READABLE, UvFdWatch::on_readable);
+  if (const int error = UvFdWatch::begin(*state); error != 0) {
+    return not_held(error);
+  }
   return std::unique_ptr<FdWatch>(std::move(watch));
-}
-
-Result<std::unique_ptr<DatagramEndpoint>> UvStreams::bind_datagram(const sockaddr* address,
-                                                                   DatagramOwner* owner) {
-  auto* state = new UvDatagram::State{};
-  state->factory = this;
-  state->owner = owner;
-  uv_udp_init(&loop_, &state->udp);
-  state->udp.data = state;
-  handle_opened(1);
-  auto endpoint = std::make_unique<UvDatagram>(state);
-  int code = uv_udp_bind(&state->udp, address, 0);
-  if (code == 0) {
-    code = uv_udp_recv_start(
-        &state->udp,
-        [](uv_handle_t* handle, size_t, uv_buf_t* buffer) {
-          auto* self = static_cast<UvDatagram::State*>(handle->data);
-          *buffer = uv_buf_init(self->input, sizeof self->input);
-        },
-        [](uv_udp_t* udp, ssize_t got, const uv_buf_t* buffer, const sockaddr* from, unsigned) {
-          auto* self = static_cast<UvDatagram::State*>(udp->data);
-          self->factory->happened();
-          if (got >= 0 && from != nullptr && self->owner != nullptr) {
-            self->factory->call_owner([&] {
-              self->owner->on_datagram(
-                  std::as_bytes(std::span(buffer->base, static_cast<size_t>(got))), from);
-            });
-          }
-        });
-  }
-  if (code != 0) {
-    return fail(Errc::system, "cannot bind a datagram socket", -code);
-  }
-  return std::unique_ptr<DatagramEndpoint>(std::move(endpoint));
 }
 
 }  // namespace

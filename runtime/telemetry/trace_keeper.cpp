@@ -109,8 +109,6 @@ class TraceKeeper::Writer {
   std::mutex mutex_;
   std::condition_variable done_changed_;
   bool done_ = false;  ///< under mutex_
-  /// There before there is no memory.
-  const std::string exhausted_ = "the flight recorders cannot be dumped: there is no memory";
 };
 
 std::optional<uint32_t> TraceKeeper::Writer::wait_for_causes(int limit) {
@@ -152,7 +150,8 @@ void TraceKeeper::Writer::try_to_write(uint32_t causes) {
     write(causes);
   } catch (const std::exception&) {  // a job that has no memory ends in its own way
     if (may_log()) {
-      log_text(LogLevel::warn, __FILE__, __LINE__, exhausted_);
+      log_text(LogLevel::warn, __FILE__, __LINE__,
+               "the flight recorders cannot be dumped: there is no memory");
     }
   }
 }

@@ -386,6 +386,15 @@ enum class Mutation : uint16_t {
   close_uncounted,       ///< who closes a connection counts as a user of the engine
   one_address_told,      ///< a handle names only the addresses of its own device
   gathered_forgotten,    ///< what a worker's log of failovers holds at its end is not logged
+  // Of relays, datagrams and streams, where something ends in order, comes late or is short:
+  avoided_never_asked,       ///< a device that is avoided is left out, whatever else there is
+  first_hop_unawaited,       ///< a relay asks further on before its own hop can be made
+  standstill_is_route_time,  ///< a relay that stood still has no time left for a route
+  standstill_is_silence,     ///< nor has heard its neighbours
+  resends_hidden,            ///< a port sleeps when some segments have no room to go again
+  late_one_overtakes,        ///< what was late counts as what was sent in its place
+  least_kept_for_ever,       ///< a way that has become longer is a queue for ever
+  watch_not_held,            ///< libuv is the first to ask the kernel to watch a descriptor
 };
 
 inline Mutation planted = Mutation::none;

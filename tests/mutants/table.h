@@ -488,6 +488,18 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(close_uncounted, By::closes, 50),
     NHA_CHECKED(one_address_told, "SimPluginCalls.AHandleNamesAllAddresses"),
     NHA_CHECKED(gathered_forgotten, "FailoverLogTest.WhatIsGatheredAtTheEndIsLogged"),
+
+    // Of relays, datagrams and streams.
+    NHA_CHECKED(avoided_never_asked, "RelayKinds.WhatIsAvoidedHasItsTurnAfterAllOthers"),
+    NHA_CHECKED(first_hop_unawaited,
+                "RelayKinds.AHopThatFailsSlowlyWhereItWasAskedForLeavesTheNextKind"),
+    NHA_CHECKED(standstill_is_route_time, "RelayStandstill.IsNoTimeThatARelayGivesARoute"),
+    NHA_CHECKED(standstill_is_silence, "RelayStandstill.IsNoSilenceOfNeighbours"),
+    NHA_CHECKED(resends_hidden,
+                "DeadBesideLive.NobodySleepsOnASegmentThatWaitsBehindThoseOfADeadPeer"),
+    NHA_CHECKED(late_one_overtakes, "SendWindowTest.WhatWasLateHasNotOvertakenWhatIsUnderWay"),
+    NHA_CHECKED(least_kept_for_ever, "NetworkEstimateTest.AWayThatHasBecomeLongerIsBelieved"),
+    NHA_CHECKED(watch_not_held, "UvStreamsRoom.WhatTheKernelDoesNotWatchIsRefusedAndTheRestGoesOn"),
 };
 
 #undef NHA_CHECKED

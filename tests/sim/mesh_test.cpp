@@ -24,6 +24,7 @@ TEST(Mesh, EveryByteIsRightWhateverHappensToCablesAndHosts) {
   EXPECT_GT(totals.seen.over_relays, 0U);
   EXPECT_GT(totals.seen.both_ways, 0U);
   EXPECT_GT(totals.seen.bytes, 0U);
+  EXPECT_GT(totals.seen.ways_refused, 0U) << "each path came about over the first way";
   EXPECT_GT(totals.with_key, 0U);
   EXPECT_GT(totals.loaded, 0U);
   EXPECT_GT(totals.seen.held_back, 0U) << "no limit of what is under way was reached";

@@ -422,6 +422,25 @@ TEST_F(RelayedGpu, APathOfDatagramsIsMadeAnew) {
   }
 }
 
+/// It is left out for a minute, and nothing else reaches that memory.
+TEST_F(RelayedGpu, ADeviceThatIsAvoidedBringsItWhereNothingElseMay) {
+  const ErrorsOnly quiet;
+  for (const size_t relay : {1, 3}) {
+    const sockaddr_storage local =
+        sim::Endpoint{ring_address(relay, cable_behind(relay)), 0}.to_sockaddr();
+    const auto places = hops_[relay]->places(reinterpret_cast<const sockaddr*>(&local));
+    ASSERT_FALSE(places.front().direct);
+    hops_[relay]->avoid(places.front(), ring_id(2), world_.now(), "test");
+  }
+  connect(1);
+  ASSERT_EQ(hop(1, relay::RelaySession::down), fabric::datagram_kind) << "it is not avoided";
+  begin_gpu_traffic(50);
+  EXPECT_TRUE(run_traffic(seconds(20)));
+  EXPECT_EQ(traffic_->outcome(), "");
+  const size_t carrying = nodes_[1]->sessions().empty() ? 3 : 1;
+  EXPECT_NE(hop(carrying, relay::RelaySession::down), fabric::datagram_kind);
+}
+
 TEST_F(RelayedGpu, ADeviceThatDoesNotTakeItSaysSoWhenItIsRegistered) {
   fabric::Provider& provider = *hosts_[2]->provider;
   const fabric::Attachment at = link_->receiver().attachment();

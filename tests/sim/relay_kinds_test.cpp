@@ -80,6 +80,20 @@ void expect_kinds(const std::vector<size_t>& rdma, const Kinds& expected) {
 
 TEST(RelayKinds, QueuePairsAllTheWay) { expect_kinds({2, 2, 2, 2, 2}, {rc, rc, rc, rc}); }
 
+/// Nobody further on has heard of the path by then.
+TEST(RelayKinds, AHopThatFailsSlowlyWhereItWasAskedForLeavesTheNextKind) {
+  RelayLine line(all_rdma(1));
+  sim::VerbFaults& verbs = line.process(1).nics.front()->verbs();  // towards the first host
+  verbs.faults[sim::Verb::create_pair] = 1;
+  verbs.faults.slow = 1;
+  verbs.faults.slowest = milliseconds(5);
+  RelayedPair pair(line, 1 << 20, 1);
+  ASSERT_TRUE(pair.connect(line)) << pair.ends[0].owner.last_error.message();
+  EXPECT_GT(verbs.failures(sim::Verb::create_pair), 0U) << "the fault did not happen";
+  EXPECT_EQ(kinds(line), (Kinds{udp, rc}));
+  exchange(line, pair);
+}
+
 /// From now on the processor finds no memory of a program's.
 void hide_from_processor(RelayLine& line, RelayedPair& pair) {
   for (const size_t side : {0, 1}) {
@@ -180,6 +194,41 @@ TEST(RelayKinds, ADeviceThatDoesNotConnectIsAvoidedForAWhile) {
     ASSERT_TRUE(later.connect(line)) << broken;
     EXPECT_EQ(kinds(line), (Kinds{rc, rc})) << "it works again";
   }
+}
+
+TEST(RelayKinds, WhatIsAvoidedHasItsTurnAfterAllOthers) {
+  RelayLine line(all_rdma(1));
+  relay::HopSource& hops = line.hops(0);
+  const auto local = line.next(0).find(RelayLine::id(1))->local;
+  const auto places = hops.places(local.get());
+  const Instant now = line.world().now();
+  hops.avoid(places.front(), RelayLine::id(1), now, "test");
+  for (const size_t neighbour : {1, 2}) {
+    Kinds asked;
+    size_t choice = 0;
+    const auto refuse = [&](const relay::HopPlace& place) -> Result<void> {
+      asked.push_back(place.at.kind);
+      return fail(Errc::remote, "test");
+    };
+    EXPECT_FALSE(
+        relay::make_best_hop(hops, places, RelayLine::id(neighbour), now, choice, false, refuse));
+    EXPECT_EQ(asked, neighbour == 1 ? (Kinds{udp, rc}) : (Kinds{rc, udp}));
+  }
+}
+
+TEST(RelayKinds, NothingIsAvoidedWhereWhatEveryHostHasDoesNotComeUp) {
+  RelayLine line(all_rdma(1));
+  relay::HopSource& hops = line.hops(0);
+  const auto local = line.next(0).find(RelayLine::id(1))->local;
+  const auto places = hops.places(local.get());
+  const Instant now = line.world().now();
+  for (const size_t neighbour : {1, 2}) {
+    hops.avoid(places.front(), RelayLine::id(neighbour), now, "test");
+    ASSERT_TRUE(hops.avoids(places.front(), RelayLine::id(neighbour), now));
+  }
+  hops.avoid(places.back(), RelayLine::id(1), now, "test");
+  EXPECT_FALSE(hops.avoids(places.front(), RelayLine::id(1), now));
+  EXPECT_TRUE(hops.avoids(places.front(), RelayLine::id(2), now));
 }
 
 /// Whoever asked does not know which hop it is, and has as much patience as a hop, or less.

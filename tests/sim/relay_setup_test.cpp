@@ -240,6 +240,66 @@ TEST_F(RelayFirstHop, AWayThatIsNamedIsNotRefused) {
   EXPECT_EQ(line_.refused(0), 0U);
 }
 
+/// All hosts stand still together, as those of one machine do.
+class RelayStandstill : public RelayFirstHop {
+ protected:
+  RelayStandstill() : RelayFirstHop(with_short_setup()) {}
+  void stand_still(Duration time) {
+    static_cast<void>(line_.world().run_until([] { return false; }, microseconds(30)));
+    for (size_t host = 0; host < line_.hosts(); ++host) {
+      line_.world().pause(line_.process(host), line_.world().now() + time);
+    }
+    static_cast<void>(line_.world().run_until([] { return false; }, time));
+  }
+  static constexpr Duration setup_limit = seconds(1);
+
+ private:
+  static RelayLine::Options with_short_setup() {
+    RelayLine::Options options;
+    options.relay.setup_limit = setup_limit;
+    return options;
+  }
+};
+
+TEST_F(RelayStandstill, IsNoTimeThatAPathHasToComeAbout) {
+  auto from = make(0);
+  auto to = make(2);
+  connect(*from, *to);
+  stand_still(seconds(6));  // the path has five
+  ASSERT_TRUE(run(*from, seconds(1)));
+  EXPECT_EQ(from->path->state(), fabric::PathState::ready) << from->owner.last_error.what;
+  EXPECT_EQ(line_.refused(0), 0U);
+}
+
+TEST_F(RelayStandstill, IsNoTimeThatARelayGivesARoute) {
+  line_.tell_way(0, {RelayLine::id(1)});
+  auto from = make(0);
+  auto to = make(2);
+  ASSERT_TRUE(from->path->connect(to->path->local_address()));
+  ASSERT_FALSE(run(*from, milliseconds(5)));
+  ASSERT_EQ(line_.node(1).sessions().size(), 1U);
+  stand_still(setup_limit * 9 / 5);  // nobody is silent for that long
+  ASSERT_EQ(line_.node(1).sessions().size(), 1U);
+  ASSERT_TRUE(to->path->connect(from->path->local_address()));
+  ASSERT_TRUE(run(*from, milliseconds(200)));
+  EXPECT_EQ(from->path->state(), fabric::PathState::ready) << from->owner.last_error.what;
+}
+
+TEST_F(RelayStandstill, IsNoSilenceOfNeighbours) {
+  auto from = make(0);
+  auto to = make(2);
+  connect(*from, *to);
+  ASSERT_TRUE(run(*from, seconds(1)));
+  ASSERT_EQ(from->path->state(), fabric::PathState::ready) << from->owner.last_error.what;
+  const uint64_t session = line_.node(1).sessions()[0]->number();
+  stand_still(seconds(5));
+  static_cast<void>(line_.world().run_until([] { return false; }, seconds(3)));
+  EXPECT_EQ(from->path->state(), fabric::PathState::ready) << from->owner.last_error.what;
+  EXPECT_EQ(to->path->state(), fabric::PathState::ready) << to->owner.last_error.what;
+  ASSERT_EQ(line_.node(1).sessions().size(), 1U);
+  EXPECT_EQ(line_.node(1).sessions()[0]->number(), session);
+}
+
 std::shared_ptr<relay::JobKeys> job(uint64_t comm_id, bool open) {
   auto made = std::make_shared<relay::JobKeys>();
   made->add(comm_id);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "actors/send_channel.h"
@@ -126,6 +127,45 @@ TEST_F(ChannelTest, RefusesMoreOpenGroupsThanThereCanBe) {
     ASSERT_EQ(channel_->publish(group_of(number, 1)), 1U) << number;
   }
   EXPECT_EQ(channel_->publish(group_of(cts_slots, 1)), 0U);
+}
+
+/// The worker looks through all slots, which no ring tells it about (docs/memory-order.md).  That
+/// it may is seen by ThreadSanitizer, and by a processor that keeps no order of its own.
+TEST_F(ChannelTest, WhoSeesThatARequestIsOpenSeesWhatItIs) {
+  constexpr uint64_t rounds = 5000;
+  std::thread caller([&] {
+    for (uint64_t i = 0; i < rounds; ++i) {
+      const CtsEntry* place = channel_->match(0);
+      for (; place == nullptr; place = channel_->match(0)) {
+        std::this_thread::yield();
+      }
+      SendRequest* request = channel_->submit(*place, nullptr, static_cast<uint32_t>(i + 1), 0);
+      while (request->state.load(std::memory_order_acquire) != RequestState::done) {
+        std::this_thread::yield();
+      }
+      channel_->release(*request);
+    }
+  });
+  uint64_t wrong = 0;
+  for (uint64_t i = 0; i < rounds; ++i) {
+    EXPECT_EQ(channel_->publish(group_of(i, 1)), 1U);
+    SendRequest* open = nullptr;
+    for (; open == nullptr; std::this_thread::yield()) {
+      for (uint16_t at = 0; at < sends_max && open == nullptr; ++at) {
+        SendRequest& one = channel_->slot(at);
+        open = one.state.load(std::memory_order_acquire) == RequestState::pending ? &one : nullptr;
+      }
+    }
+    wrong += open->group != i || open->size != i + 1 ? 1 : 0;
+    uint16_t index = 0;
+    while (!channel_->next_submitted(&index)) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(index, open->index);
+    open->state.store(RequestState::done, std::memory_order_release);
+  }
+  caller.join();
+  EXPECT_EQ(wrong, 0U);
 }
 
 }  // namespace

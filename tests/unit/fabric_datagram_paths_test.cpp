@@ -254,6 +254,73 @@ TEST_F(BackedOffPortPair, PayloadMakesBothLookWithEachPass) {
   EXPECT_LE(a_->looks + b_->looks, 300U) << "they never back off again";
 }
 
+/// Two paths of one port to another, over one of which nothing gets through.
+class DeadBesideLive : public BackedOffPortPair {
+ protected:
+  DeadBesideLive() : BackedOffPortPair(one_at_a_time()) {
+    for (size_t i = 0; i < 2; ++i) {
+      from_[i] = std::move(*a_->port.create_path({}, a_.get()));
+      to_[i] = std::move(*b_->port.create_path({}, b_.get()));
+      EXPECT_TRUE(from_[i]->connect(to_[i]->local_address()));
+      EXPECT_TRUE(to_[i]->connect(from_[i]->local_address()));
+    }
+    pass(milliseconds(50));
+    const auto local = a_->memory.add(0, bytes_.data(), bytes_.size());
+    const auto remote = b_->memory.add(0, there_.data(), there_.size());
+    EXPECT_TRUE(local && remote);
+    post_.gather_count = 1;
+    post_.gathers[0] = {bytes_.data(), static_cast<uint32_t>(bytes_.size()), *local};
+    post_.remote_address = reinterpret_cast<uint64_t>(there_.data());
+    post_.remote_key = *remote;
+    network_.faults.pass = [this](Channel, std::span<const std::byte> bytes) {
+      const auto header = decode(bytes, bytes.size());
+      const bool dead = header && header->path == static_cast<DatagramPath&>(*to_[0]).id();
+      const bool first = header && header->path == static_cast<DatagramPath&>(*to_[1]).id() &&
+                         header->type == FrameType::put && std::exchange(drops_first_, false);
+      return !dead && !first;
+    };
+  }
+  const DatagramPathCounters& live() const {
+    return static_cast<const DatagramPath&>(*from_[1]).statistics();
+  }
+  bool drops_first_ = true;  ///< of the live one
+  WritePost post_;
+  std::array<std::unique_ptr<Path>, 2> from_;
+  std::array<std::unique_ptr<Path>, 2> to_;
+
+ private:
+  static DatagramOptions one_at_a_time() {
+    DatagramOptions options;
+    options.resend_batch = 1;
+    return options;
+  }
+  std::vector<std::byte> bytes_ = std::vector<std::byte>(20'000);
+  std::vector<std::byte> there_ = std::vector<std::byte>(20'000);
+};
+
+/// Whoever slept would wake by a timeout only, up to 200 ms later.
+TEST_F(DeadBesideLive, NobodySleepsOnASegmentThatWaitsBehindThoseOfADeadPeer) {
+  ASSERT_EQ(from_[0]->post_write(post_), Errc::ok);
+  pass(milliseconds(30));
+  const auto& dead = static_cast<const DatagramPath&>(*from_[0]).statistics();
+  ASSERT_GT(dead.timeouts.get(), 8U) << "all that may be under way";
+  ASSERT_TRUE(a_->port.prepare_sleep()) << "they wait";
+  post_.gathers[0].length = 11'000;  // all of it leaves at once
+  ASSERT_EQ(from_[1]->post_write(post_), Errc::ok);
+  for (int i = 0; i < 1000 && live().fast_retransmits.get() == 0; ++i) {
+    pass(microseconds(2));
+  }
+  ASSERT_EQ(live().fast_retransmits.get(), 1U);
+  ASSERT_FALSE(drops_first_);
+  for (int i = 0; i < 100 && live().segments_resent.get() == 0; ++i) {
+    ASSERT_FALSE(a_->port.prepare_sleep()) << "after " << i << " passes";
+    pass(microseconds(2));
+  }
+  EXPECT_EQ(live().segments_resent.get(), 1U);
+  pass(milliseconds(2));
+  EXPECT_EQ(live().segments_acked.get(), live().segments_sent.get());
+}
+
 const DatagramPathCounters& statistics_of(const StandbyEnd& end) {
   return static_cast<const DatagramPath&>(*end.path).statistics();
 }

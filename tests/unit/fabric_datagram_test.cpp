@@ -224,6 +224,33 @@ TEST(Hotel, SleepsPastALongGap) {
   EXPECT_EQ(evictions, 1);
 }
 
+TEST(Hotel, WhoeverIsEvictedInVainAndThoseBehindItLeaveLater) {
+  Instant now(seconds(1));
+  Hotel hotel(now);
+  std::deque<Guest> guests(3);
+  for (Guest& guest : guests) {
+    hotel.check_in(guest.room, now + milliseconds(1));
+  }
+  const auto leave = [](Room& room) { reinterpret_cast<Guest&>(room).evicted = true; };
+  int turns = 0;
+  now += milliseconds(2);
+  EXPECT_THROW(hotel.evict(now,
+                           [&](Room& room) {
+                             if (++turns == 2) {
+                               throw std::bad_alloc();
+                             }
+                             leave(room);
+                           }),
+               std::bad_alloc);
+  EXPECT_EQ(hotel.guests(), 2U);
+  now += milliseconds(2);
+  EXPECT_EQ(hotel.evict(now, leave), 2U);
+  EXPECT_EQ(hotel.guests(), 0U);
+  for (const Guest& guest : guests) {
+    EXPECT_TRUE(guest.evicted);
+  }
+}
+
 TEST(Congestion, GrowsWithoutDelayAndShrinksWithIt) {
   CongestionControl control({milliseconds(1), 10, 1, 1000});
   Instant now(seconds(1));

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <new>
 #include <thread>
 
 #include "runtime/fabric/errands.h"
@@ -17,6 +18,15 @@ TEST(Errands, RunOnAnotherThread) {
   ASSERT_TRUE(errands.drain(std::chrono::seconds(20)));
   EXPECT_NE(where.load(), std::thread::id());
   EXPECT_NE(where.load(), std::this_thread::get_id());
+}
+
+TEST(Errands, OneWithoutMemoryEndsNoThread) {
+  Errands errands(false);
+  bool ran = false;
+  errands.add([] { throw std::bad_alloc(); });
+  errands.add([&] { ran = true; });
+  ASSERT_TRUE(errands.drain(std::chrono::seconds(20)));
+  EXPECT_TRUE(ran);
 }
 
 // Sanitizers start threads in their own way and end the program where they cannot.

@@ -22,6 +22,30 @@ TEST(LossDetector, ThreeLaterOnesOfTheChannelMeanALoss) {
   EXPECT_TRUE(losses.lost(Channel::data, first)) << "the newest counts, not the last";
 }
 
+TEST(LossDetector, EachThatWasLateLetsOneMoreOvertake) {
+  LossDetector losses;
+  losses.on_late();
+  losses.on_late();
+  const uint64_t first = losses.on_sent(Channel::data);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_FALSE(losses.lost(Channel::data, first)) << i;
+    losses.on_arrived(Channel::data, losses.on_sent(Channel::data));
+  }
+  EXPECT_TRUE(losses.lost(Channel::data, first));
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_FALSE(losses.on_duplicate()) << i;
+  }
+  EXPECT_TRUE(losses.on_duplicate());
+  for (int i = 0; i < 1000; ++i) {
+    losses.on_late();
+  }
+  const uint64_t last = losses.on_sent(Channel::data);
+  losses.on_arrived(Channel::data, last + LossDetector::reorder_max - 1);
+  EXPECT_FALSE(losses.lost(Channel::data, last));
+  losses.on_arrived(Channel::data, last + LossDetector::reorder_max);
+  EXPECT_TRUE(losses.lost(Channel::data, last)) << "bounded";
+}
+
 TEST(LossDetector, DuplicatesAreCountedBetweenAcknowledgements) {
   LossDetector losses;
   EXPECT_FALSE(losses.on_duplicate());

@@ -11,10 +11,10 @@ using std::chrono::seconds;
 
 class NetworkEstimateTest : public testing::Test {
  protected:
-  void grow(uint32_t rounds) {
+  void grow(uint32_t rounds, Duration rtt = microseconds(100)) {
     for (uint32_t i = 0; i < rounds; ++i) {
-      now_ += microseconds(100);
-      network_.on_ack(now_, network_.window(), microseconds(100), true);
+      now_ += rtt;
+      network_.on_ack(now_, network_.window(), rtt, true);
     }
   }
   Instant now_{seconds(1)};
@@ -40,6 +40,27 @@ TEST_F(NetworkEstimateTest, AnAcknowledgementWithoutSampleCountsAsTheUsualRoundT
   network_.on_sample(milliseconds(30));
   network_.on_ack(now_, network_.window(), Duration(0), true);
   EXPECT_EQ(network_.window(), 20U) << "no delay over the smallest one seen";
+}
+
+TEST_F(NetworkEstimateTest, AWayThatHasBecomeLongerIsBelieved) {
+  grow(20);
+  EXPECT_EQ(network_.window(), 256U);
+  grow(190, milliseconds(50));  // 9.5 s
+  EXPECT_EQ(network_.window(), 10U) << "it could be a queue";
+  EXPECT_EQ(network_.least(), microseconds(100));
+  grow(200, milliseconds(50));
+  EXPECT_EQ(network_.least(), milliseconds(50));
+  EXPECT_EQ(network_.window(), 256U);
+}
+
+TEST_F(NetworkEstimateTest, AQueueThatComesAndGoesIsNotTakenForTheWay) {
+  grow(20);
+  for (int i = 0; i < 3000; ++i) {  // 36 s
+    grow(1, milliseconds(9));
+    grow(1, milliseconds(15));
+  }
+  EXPECT_EQ(network_.least(), microseconds(100));
+  EXPECT_LT(network_.window(), 64U);
 }
 
 TEST_F(NetworkEstimateTest, TheWindowIsWhatBothEndsAgreedOn) {

@@ -161,6 +161,37 @@ TEST_F(SendWindowTest, WhatLaterOnesOfItsChannelHaveOvertakenIsLost) {
   sound();
 }
 
+/// An acknowledgement of the first transmission says nothing of the second one, nor of what was
+/// sent before that.
+TEST_F(SendWindowTest, WhatWasLateHasNotOvertakenWhatIsUnderWay) {
+  for (const bool late : {true, false}) {
+    SendWindow window(hotel_, activity_);
+    window.open(nullptr, size, 10'000);
+    const auto transmit = [&](Segment& segment) {
+      segment.length = 100;
+      window.on_sent(segment, Channel::data, now_ + milliseconds(5));
+    };
+    for (int i = 0; i < 7; ++i) {
+      transmit(window.next_segment());
+    }
+    std::vector<Segment*> lost;
+    const auto look = [&] {
+      return window.each_lost([&](Segment& segment) {
+        segment.late_until = now_ + milliseconds(1);
+        lost.push_back(&segment);
+        window.take_back(segment, now_);
+      });
+    };
+    const std::array<std::byte, 1> three{std::byte{0b0000'1110}};
+    window.acknowledge_selected(0, three, now_);
+    ASSERT_EQ(look(), 1U);
+    transmit(*lost.front());
+    EXPECT_EQ(window.acknowledge(4, late ? now_ : now_ + milliseconds(1)), 1U);
+    EXPECT_EQ(look(), late ? 0U : 1U) << "the fifth was sent three transmissions before the second";
+    window.close(now_);
+  }
+}
+
 TEST_F(SendWindowTest, TheThirdDuplicateShowsTheOldestToBeLost) {
   Segment& oldest = send();
   send();

@@ -40,6 +40,10 @@ class DiscoveryActors : public ::testing::Test {
       options.identity.name = "h" + std::to_string(i);
       options.links = cables_.links(i);
       options.interfaces = [this, i]() -> Result<std::vector<fabric::NetInterface>> {
+        if (no_memory_) {
+          ++lacked_;
+          throw std::bad_alloc();
+        }
         if (unlisted_) {
           ++not_listed_;
           return fail(Errc::system, "the interfaces cannot be listed", EMFILE);
@@ -76,7 +80,9 @@ class DiscoveryActors : public ::testing::Test {
   }
   int asked_for_place_ = 0;
   bool gives_place_ = true;
-  bool seen_ = false;      ///< hosts see when a cable is cut
+  bool seen_ = false;       ///< hosts see when a cable is cut
+  bool no_memory_ = false;  ///< for a look
+  size_t lacked_ = 0;
   bool unlisted_ = false;  ///< hosts cannot look at all
   size_t not_listed_ = 0;
   std::vector<std::shared_ptr<relay::TopologyBoard>> boards_ = [] {
@@ -113,6 +119,18 @@ TEST_F(DiscoveryActors, CablesThatCannotBeLookedAtAreStillThere) {
   EXPECT_FALSE(world_.run_until([&] { return boards_[0]->read()->neighbours.size() != 2; },
                                 2 * relay::DiscoveryActor::look_apart));
   EXPECT_GE(not_listed_, hosts);
+  EXPECT_TRUE(all_see(Shape::ring, seconds(0)));
+}
+
+TEST_F(DiscoveryActors, GoOnAfterALookForWhichThereWasNoMemory) {
+  ASSERT_TRUE(all_see(Shape::ring, seconds(2)));
+  no_memory_ = true;
+  ASSERT_TRUE(world_.run_until([&] { return lacked_ == hosts; },
+                               relay::DiscoveryActor::look_apart + seconds(1)));
+  no_memory_ = false;
+  EXPECT_FALSE(world_.run_until([&] { return boards_[0]->read()->neighbours.size() != 2; },
+                                relay::DiscoveryActor::look_apart))
+      << "nobody says hello any more";
   EXPECT_TRUE(all_see(Shape::ring, seconds(0)));
 }
 

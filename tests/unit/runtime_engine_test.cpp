@@ -235,6 +235,46 @@ TEST_P(EngineModes, TimersFireWhoeverSleeps) {
   EXPECT_TRUE(until([&] { return seen_.timers.load() == 1; }));
 }
 
+/// Polls what has no memory to say what it waits for, a few times.
+class Forgetful final : public Actor {
+ public:
+  static constexpr uint32_t times = 3;
+  explicit Forgetful(std::atomic<uint32_t>& asked) : poller_(asked) {}
+  const char* name() const override { return "forgetful"; }
+  void start(Context& context) override {
+    context_ = &context;
+    context.add_poller(&poller_);
+  }
+  void on(const Message&) override {}
+  void stop() override { context_->remove_poller(&poller_); }
+
+ private:
+  struct Waiting final : Poller {
+    explicit Waiting(std::atomic<uint32_t>& count) : asked(count) {}
+    std::string name() const override { return "forgetful"; }
+    unsigned poll(Clock&) override { return 0; }
+    size_t wait_fds(std::span<int>) const override {
+      if (asked.fetch_add(1) < times) {
+        throw std::bad_alloc();
+      }
+      return 0;
+    }
+    std::atomic<uint32_t>& asked;
+  };
+  Waiting poller_;
+  Context* context_ = nullptr;
+};
+
+TEST_P(EngineModes, WithoutMemoryForWhatIsWaitedForItIsAskedAgainSoon) {
+  std::atomic<uint32_t> asked{0};
+  ASSERT_TRUE(engine_->worker(0).adopt(std::make_unique<Forgetful>(asked)));
+  EXPECT_TRUE(until([&] { return asked.load() > Forgetful::times; }));
+  const auto id = engine_->worker(0).adopt(std::make_unique<Probe>(seen_));
+  ASSERT_TRUE(id);
+  EXPECT_TRUE(until([&] { return seen_.started.load() == 1; })) << "somebody still turns it";
+  engine_.reset();
+}
+
 TEST_P(EngineModes, AdoptFromManyThreads) {
   std::vector<std::thread> threads;
   threads.reserve(4);

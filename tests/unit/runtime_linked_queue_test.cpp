@@ -49,6 +49,20 @@ TEST_F(LinkedQueueTest, KeepsOrderAndTakesEachOnce) {
   EXPECT_TRUE(queue_.push(items_[2])) << "it was taken";
 }
 
+TEST_F(LinkedQueueTest, KnowsHowManyThereAre) {
+  EXPECT_EQ(queue_.size(), 0U);
+  push_all();
+  static_cast<void>(queue_.push(items_[2]));
+  EXPECT_EQ(queue_.size(), 4U);
+  queue_.pop();
+  queue_.remove(items_[0]);
+  EXPECT_EQ(queue_.size(), 3U);
+  queue_.remove_if([](const Item& item) { return item.number != 2; });
+  EXPECT_EQ(queue_.size(), 1U);
+  queue_.pop();
+  EXPECT_EQ(queue_.size(), 0U);
+}
+
 TEST_F(LinkedQueueTest, TheFirstCanBecomeTheLastAlsoAlone) {
   queue_.push(items_[0]);
   queue_.push(queue_.pop());

@@ -61,5 +61,14 @@ TEST_F(ParkerTest, WhatTheKernelRefusesToWatchIsLookedAtOften) {
   EXPECT_GE(clock_.now() - start, milliseconds(30)) << "all is watched now";
 }
 
+TEST_F(ParkerTest, SleepsAreShortUntilItIsToldWhatToSleepOn) {
+  parker_->watch({pipe_[0]});
+  parker_->lose_track();
+  EXPECT_LT(slept(), seconds(30));
+  EXPECT_FALSE(parker_->whole());
+  parker_->watch({pipe_[0]});
+  EXPECT_TRUE(parker_->whole());
+}
+
 }  // namespace
 }  // namespace nccl_ha

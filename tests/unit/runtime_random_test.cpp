@@ -6,19 +6,20 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstddef>
-#include <functional>
 #include <set>
 
 #include "runtime/base/keyed_hash.h"
 #include "runtime/base/random.h"
 #include "runtime/base/secret.h"
+#include "tests/support/in_fork.h"
 
 namespace nccl_ha {
 namespace {
+
+using test::in_fork;
 
 /// From now on getrandom(2) fails in this process.
 bool refuse_getrandom() {
@@ -38,17 +39,6 @@ bool refuse_getrandom() {
 bool refuse_files() {
   const rlimit none{0, 0};
   return setrlimit(RLIMIT_NOFILE, &none) == 0;
-}
-
-/// How a fork ends in which `body` says whether all is well.
-int in_fork(const std::function<bool()>& body) {
-  const pid_t child = fork();
-  if (child == 0) {
-    _exit(body() ? 0 : 1);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  return status;
 }
 
 bool differ() {

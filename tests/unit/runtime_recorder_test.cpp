@@ -153,6 +153,18 @@ TEST(Log, DisabledLevelsAreNotEvenFormatted) {
   EXPECT_EQ(lines[0].first, LogLevel::warn);
 }
 
+TEST(Log, ALineForWhichThereIsNoMemoryIsReplacedByOneThatSaysSo) {
+  lines.clear();
+  set_log_sink(collect, nullptr);
+  const auto poor = []() -> int { throw std::bad_alloc(); };
+  NHA_LOG_WARN("{}", poor());
+  NHA_LOG_WARN_LIMITED("{}", poor());
+  set_log_sink(nullptr, nullptr);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0].second, log_without_memory);
+  EXPECT_EQ(lines[1].second, log_without_memory);
+}
+
 TEST(Log, WithoutASinkOnlyWhatSomebodyHasToKnowGoesToStderr) {
   set_log_sink(nullptr, nullptr);
   testing::internal::CaptureStderr();

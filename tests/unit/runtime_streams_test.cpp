@@ -1,13 +1,21 @@
+#include <errno.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
+#include <cstddef>
 #include <vector>
 
 #include "runtime/streams/uv_streams.h"
+#include "tests/support/in_fork.h"
 #include "tests/support/until.h"
 
 namespace nccl_ha {
@@ -34,6 +42,67 @@ struct Owner final : StreamOwner {
   bool ended = false;
   Error why;
 };
+
+/// From now on the kernel watches no further descriptor of this process.
+bool refuse_watches() {
+  sock_filter steps[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_epoll_ctl, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, EPOLL_CTL_ADD, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSPC),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{static_cast<unsigned short>(std::size(steps)), steps};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+std::array<int, 2> socket_pair() {
+  std::array<int, 2> ends{-1, -1};
+  socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data());
+  return ends;
+}
+
+struct Unheard final : FdWatchOwner, DatagramOwner {
+  void on_readable(int) override {}
+  void on_datagram(std::span<const std::byte>, const sockaddr*) override {}
+};
+
+/// libuv would end the process when its loop runs.
+TEST(UvStreamsRoom, WhatTheKernelDoesNotWatchIsRefusedAndTheRestGoesOn) {
+  const int status = test::in_fork([] {
+    const auto streams = *make_uv_streams();
+    Owner owner;
+    const std::array<int, 2> early = socket_pair();
+    const auto stream = streams->adopt_fd(early[0], &owner);
+    streams->turn();
+    const std::array<int, 2> late = socket_pair();
+    const int own = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (!stream || !refuse_watches()) {
+      return false;
+    }
+    Owner others;
+    Unheard unheard;
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(1);
+    const auto* const name = reinterpret_cast<const sockaddr*>(&to);
+    const auto dialled = streams->connect_tcp(name, nullptr, &others);
+    to.sin_port = 0;
+    const bool refused =
+        !dialled && dialled.error().sys == ENOSPC && !streams->connect_unix("/nowhere", &others) &&
+        !streams->adopt_fd(late[0], &others) && !streams->watch_fd(own, &unheard) &&
+        !streams->bind_datagram(name, &unheard) && !make_uv_streams();
+    const bool written = write(early[1], "123", 3) == 3;
+    return refused && written && until([&] {
+             streams->turn();
+             return owner.received == 3;
+           });
+  });
+  EXPECT_EQ(status, 0);
+}
 
 class UvStreamsTest : public testing::Test {
  protected:

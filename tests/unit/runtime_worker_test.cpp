@@ -48,6 +48,12 @@ class Chore final : public Poller {
     static_cast<void>(time);
     return ++pushes;
   }
+  bool prepare_sleep() override {
+    if (std::exchange(no_memory_to_sleep, false)) {
+      throw std::bad_alloc();
+    }
+    return true;
+  }
   Duration max_poll_gap() const override { return wanted_gap; }
 
   unsigned polls = 0;
@@ -55,6 +61,7 @@ class Chore final : public Poller {
   unsigned work = 0;
   bool asks = false;
   bool out_of_memory = false;
+  bool no_memory_to_sleep = false;
   Duration wanted_gap = milliseconds(50);
 
   void set_backed_off(bool on) { back_off(on); }
@@ -72,7 +79,11 @@ class Listening final : public Actor {
     heard = message.a;
     context_->recorder().note(TraceEvent::cts_sent, id().index, message.a, 0);
   }
-  void stop() override {}
+  void stop() override {
+    if (out_of_memory) {
+      throw std::bad_alloc();
+    }
+  }
   void on_no_memory() override {
     ++told;
     if (out_of_memory) {
@@ -179,6 +190,26 @@ TEST_F(WorkerTest, MemoryThatRunsOutIsToldToAllActorsAndTheWorkerGoesOn) {
   chore_.out_of_memory = true;
   static_cast<void>(worker_.turn());
   EXPECT_EQ(second.told, 3U);
+}
+
+TEST_F(WorkerTest, NoExceptionThatMemoryIsOutLeavesTheWorker) {
+  auto owned = std::make_unique<Listening>();
+  Listening& actor = *owned;
+  ASSERT_TRUE(worker_.context().add_actor(std::move(owned)));
+  static_cast<void>(worker_.turn());
+  chore_.no_memory_to_sleep = true;
+  EXPECT_FALSE(worker_.may_sleep());
+  EXPECT_EQ(actor.told, 1U);
+  EXPECT_TRUE(worker_.may_sleep());
+  // What callers come for.
+  worker_.push([] { throw std::bad_alloc(); });
+  EXPECT_EQ(actor.told, 2U);
+  EXPECT_FALSE(worker_.turn_unless([]() -> bool { throw std::bad_alloc(); }));
+  EXPECT_EQ(actor.told, 3U);
+  actor.out_of_memory = true;
+  worker_.ask_to_stop();  // which ends the actor
+  EXPECT_EQ(worker_.context().counters()->out_of_memory.get(), 4U);
+  EXPECT_EQ(worker_.actor_count(), 0U);
 }
 
 /// Waits for what it is told to.

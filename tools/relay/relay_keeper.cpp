@@ -13,6 +13,7 @@ namespace nccl_ha::tools {
 RelayKeeper::RelayKeeper(Options options) : options_(std::move(options)) {
   watchdog_timer_.bind([](void* self) { static_cast<RelayKeeper*>(self)->stroke_watchdog(); },
                        this);
+  look_timer_.bind([](void* self) { static_cast<RelayKeeper*>(self)->look(); }, this);
 }
 
 RelayKeeper::~RelayKeeper() {
@@ -33,12 +34,24 @@ void RelayKeeper::start(Context& context) {
   if (options_.manager.watchdog()) {
     stroke_watchdog();
   }
+  if (options_.outdated) {
+    context.timers().arm(look_timer_, context.now() + look_apart);
+  }
 }
 
 void RelayKeeper::stop() {
   watch_.reset();
   if (context_ != nullptr) {
     context_->timers().cancel(watchdog_timer_);
+    context_->timers().cancel(look_timer_);
+  }
+}
+
+void RelayKeeper::look() {
+  context_->timers().arm(look_timer_, context_->now() + look_apart);
+  if (!ending_ && options_.outdated()) {
+    ending_ = true;
+    options_.begin_anew();
   }
 }
 

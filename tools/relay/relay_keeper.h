@@ -23,7 +23,12 @@ class RelayKeeper final : public Actor, private FdWatchOwner {
     std::optional<ActorId> node;   ///< of this worker; nullopt: this host does not relay
     uint32_t drain_ms = 0;         ///< RelayNode::drain
     std::function<void()> finish;  ///< the process is to end; any number of times
+    /// This host has other RDMA devices than the node, through which no path leads now.
+    std::function<bool()> outdated;
+    std::function<void()> begin_anew;  ///< the node is, in this process
   };
+  /// How often the last two are asked.
+  static constexpr Duration look_apart = std::chrono::seconds(5);
   explicit RelayKeeper(Options options);
   ~RelayKeeper() override;
 
@@ -36,11 +41,13 @@ class RelayKeeper final : public Actor, private FdWatchOwner {
   void on_readable(int fd) override;
   void on_signal();
   void stroke_watchdog();
+  void look();
 
   Options options_;
   Context* context_ = nullptr;
   std::unique_ptr<FdWatch> watch_;
   Timer watchdog_timer_;
+  Timer look_timer_;
   bool ending_ = false;
 };
 

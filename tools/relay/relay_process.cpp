@@ -3,13 +3,18 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <future>
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "relay/discovery_actor.h"
 #include "relay/link_sockets.h"
@@ -20,6 +25,7 @@
 #include "relay/provider_hops.h"
 #include "relay/relay_node.h"
 #include "relay/ticket_office.h"
+#include "runtime/base/log.h"
 #include "runtime/base/secret.h"
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/provider.h"
@@ -58,18 +64,34 @@ Result<Fd> relay_signals() {
   return fd;
 }
 
-/// The first word that the process is to end; later ones change nothing.
+/// The first word that the node is to end; later ones change nothing.
 class Ending {
  public:
-  void tell() {
-    std::call_once(once_, [this] { told_.set_value(); });
+  enum class How : uint8_t { for_good, to_begin_anew };
+  void tell(How how) {
+    std::call_once(once_, [&] { told_.set_value(how); });
   }
-  void wait() { told_.get_future().get(); }
+  How wait() { return told_.get_future().get(); }
 
  private:
   std::once_flag once_;
-  std::promise<void> told_;
+  std::promise<How> told_;
 };
+
+/// By name and number: a device that has gone and come back has another one.
+using RdmaDevices = std::vector<std::pair<std::string, ino_t>>;
+RdmaDevices rdma_devices() {
+  RdmaDevices devices;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none)) {
+    struct stat about {};
+    if (lstat(entry.path().c_str(), &about) == 0) {
+      devices.emplace_back(entry.path().filename(), about.st_ino);
+    }
+  }
+  std::ranges::sort(devices);
+  return devices;
+}
 
 /// Who makes a view complete when the worker is there.
 class ViewBegins final : public Actor {
@@ -96,7 +118,16 @@ struct RelayParts {
   std::shared_ptr<relay::JobKeys> job;  ///< without a key of the cluster: what jobs here lend
   RelayView view;
   uint32_t incarnation = static_cast<uint32_t>(kernel_secrets().draw().told() | 1);
+  RdmaDevices devices = rdma_devices();
   Ending ending;
+  /// A node that has them has cables too, so that it can begin.
+  bool outdated(const std::string& ifname) const {
+    if ((view.node != nullptr && !view.node->sessions().empty()) || rdma_devices() == devices) {
+      return false;
+    }
+    const auto cables = relay::list_mesh_interfaces(ifname);
+    return cables && !cables->empty();
+  }
 };
 
 Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& config, PortWait& ports,
@@ -183,7 +214,7 @@ Result<ActorId> adopt_node(Worker& worker, const Config& config, RelayParts& par
       [&worker, discovery](bool relays) {
         worker.post({discovery, relay::DiscoveryActor::relays, relays ? 1U : 0U});
       },
-      [&parts] { parts.ending.tell(); });
+      [&parts] { parts.ending.tell(Ending::How::for_good); });
   parts.view.node = node.get();
   return worker.adopt(std::move(node));
 }
@@ -205,9 +236,8 @@ Result<void> adopt_rest(Worker& worker, const Config& config, const RelayParts& 
   return adopted ? Result<void>() : Result<void>(adopted.error());
 }
 
-}  // namespace
-
-Result<void> run_relay(const Config& config) {
+/// What a node, which uses the devices that there are when it begins, ends for.
+Result<Ending::How> run_node(const Config& config) {
   RelayParts parts;
   auto key = relay::cluster_key(config);
   if (!key) {
@@ -269,19 +299,38 @@ Result<void> run_relay(const Config& config) {
   keeper.manager = ServiceManager::from_environment();
   keeper.summary = "relay node " + relay::text(parts.view.self);
   keeper.drain_ms = static_cast<uint32_t>(config.mesh_drain_ms);
-  keeper.finish = [&parts] { parts.ending.tell(); };
+  keeper.finish = [&parts] { parts.ending.tell(Ending::How::for_good); };
+  keeper.outdated = [&parts, ifname = config.mesh_ifname] { return parts.outdated(ifname); };
+  keeper.begin_anew = [&parts] { parts.ending.tell(Ending::How::to_begin_anew); };
   if (auto adopted = adopt_rest(worker, config, parts, std::move(keeper), std::move(*page));
       !adopted) {
-    return adopted;
+    return adopted.error();
   }
   fmt::print("relay node {} on port {}{}{}\n", relay::text(parts.view.self), config.mesh_port,
              parts.key ? ", for hosts with the cluster's key" : "",
              config.mesh_page.empty() ? "" : ", its page is at http://" + config.mesh_page + "/");
   std::fflush(stdout);
-  parts.ending.wait();
+  const Ending::How how = parts.ending.wait();
   // The engine's end says goodbye to neighbours and ends of paths.
   engine->reset();
-  return {};
+  return how;
+}
+
+}  // namespace
+
+Result<void> run_relay(const Config& config) {
+  for (;;) {
+    const auto ended = run_node(config);
+    if (!ended) {
+      return ended.error();
+    }
+    if (*ended == Ending::How::for_good) {
+      return {};
+    }
+    NHA_LOG_WARN(
+        "the RDMA devices of this host are other ones than before: the relay node begins "
+        "anew with them");
+  }
 }
 
 }  // namespace nccl_ha::tools

@@ -32,8 +32,8 @@ class AckList {
   void clear_urgent() { urgent_.clear(); }
   void urge(AckLink& one) {
     if (!one.urgent) {
+      urgent_.push_back(&one);  // may throw
       one.urgent = true;
-      urgent_.push_back(&one);
     }
   }
   void delay(AckLink& one, Instant deadline) {

@@ -14,14 +14,19 @@ class DatagramPath;
 
 class CompletionQueue {
  public:
-  /// A path that can have so many completions at once comes, so that push() never allocates. Throws
-  /// std::bad_alloc, and the queue is as before.
+  /// A path that can have so many completions at once comes, so that neither push() nor its states
+  /// need memory. Throws std::bad_alloc, and the queue is as before.
   void reserve(size_t count) {
+    if (states_.capacity() < (paths_ + 1) * states_per_path) {
+      states_.reserve((paths_ + 1) * states_per_path * 2);
+    }
     if (ring_.size() >= need_ + count) {
+      ++paths_;
       need_ += count;
       return;
     }
     std::vector<Completion> larger(std::max<size_t>((need_ + count) * 2, 1024));
+    ++paths_;
     need_ += count;
     for (size_t i = 0; i < count_; ++i) {
       larger[i] = ring_[(head_ + i) % ring_.size()];
@@ -31,6 +36,7 @@ class CompletionQueue {
   }
   /// Such a path goes: nothing of it is told any more.
   void forget(const DatagramPath& path, const Path* as_path, size_t count) {
+    --paths_;
     need_ -= count;
     for (size_t i = 0; i < count_; ++i) {
       Completion& completion = ring_[(head_ + i) % ring_.size()];
@@ -61,10 +67,13 @@ class CompletionQueue {
   std::vector<DatagramPath*>& states() { return states_; }
 
  private:
+  static constexpr size_t states_per_path = 2;  ///< ready, then error
+
   std::vector<Completion> ring_;
   size_t head_ = 0;
   size_t count_ = 0;
   size_t need_ = 0;
+  size_t paths_ = 0;
   std::vector<DatagramPath*> states_;
 };
 

@@ -19,7 +19,7 @@ namespace nccl_ha::fabric {
 class CongestionControl {
  public:
   struct Options {
-    Duration target_delay;       ///< over the smallest round trip seen
+    Duration target_delay;       ///< over the least round trip
     double window_initial = 10;  ///< segments (RFC 6928)
     double window_min = 1;
     double window_max = 1024;

@@ -104,6 +104,7 @@ class DatagramPath final : public Path {
   void handle_ack(const FrameHeader& header, std::span<const std::byte> selective);
   Duration sample_of(const FrameHeader& header) const;
   void detect_losses();
+  void replace(Segment& segment);
   void complete_requests();
   void arm_tail_probe();
   void send_tail_probe();
@@ -123,7 +124,8 @@ class DatagramPath final : public Path {
   void on_pong(const FrameHeader& header);
   void on_timer();
   void finish_check();
-  void break_path(CompletionStatus first, const Error& why);
+  /// Allocates nothing.
+  void break_path(CompletionStatus first, Error why);
   void flush_requests(CompletionStatus first);
   Duration connect_limit() const;
   /// Bytes of a frame beside its payload.

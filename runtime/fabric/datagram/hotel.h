@@ -53,7 +53,8 @@ class Hotel {
   }
 
   /// Calls evicted(Room&) for guests whose time is up; at most one floor late, never early.  The
-  /// callback may check rooms in and out.
+  /// callback may check rooms in and out, and throw: then the rest leaves when its floor comes
+  /// round again.
   template <class Callback>
   size_t evict(Instant now, Callback&& evicted) {
     const int64_t target = floor_of(now);
@@ -130,9 +131,27 @@ class Hotel {
       }
       --guests_;
       ++count;
-      evicted(room);
+      try {
+        evicted(room);
+      } catch (...) {
+        keep(room, leaving);
+        throw;
+      }
     }
     return count;
+  }
+  /// All have their turn once more: who was evicted last, of whom nobody knows what came of it, and
+  /// those who were to leave with it.
+  void keep(Room& last, Room& leaving) {
+    if (!last.occupied()) {
+      link(last);
+      ++guests_;
+    }
+    while (leaving.next != &leaving) {
+      Room& room = *leaving.next;
+      unlink(room);
+      link(room);
+    }
   }
 
   std::array<Room, floors> heads_;

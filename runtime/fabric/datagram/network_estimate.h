@@ -30,12 +30,16 @@ class NetworkEstimate {
     return std::max<Duration>(2 * rtt_.srtt() + ack_delay, tail_wait_min);
   }
 
+  /// The least round trip; 0: none is known.
+  Duration least() const { return rtt_.measured() ? rtt_.min_rtt() : Duration(0); }
+
   void on_sample(Duration rtt) { rtt_.sample(rtt); }
   /// `sample`: of the acknowledgement, 0 where it has none; `was_full`: the window was what limited
   /// the sender.
   void on_ack(Instant now, uint32_t segments, Duration sample, bool was_full) {
     if (sample.count() != 0) {
       on_sample(sample);
+      look_at_least(now, sample);
     }
     congestion_.on_ack(now, segments, sample.count() != 0 ? sample : rtt_.srtt(), rtt_.min_rtt(),
                        was_full);
@@ -51,6 +55,8 @@ class NetworkEstimate {
   }
 
  private:
+  /// What made no queue for so long is as near as the peer is by now.
+  static constexpr Duration least_for = std::chrono::seconds(10);
   static constexpr Duration tail_wait_min = std::chrono::microseconds(500);
   static CongestionControl::Options congestion_options(Duration target_delay, uint32_t window_max) {
     CongestionControl::Options options;
@@ -59,10 +65,29 @@ class NetworkEstimate {
     return options;
   }
 
+  /// Where not one round trip of least_for comes within the target, the window has long been down
+  /// to its initial few segments, and the least of these round trips is that of the way itself.  A
+  /// queue that stands there comes and goes about the target.
+  void look_at_least(Instant now, Duration sample) {
+    if (sample <= rtt_.min_rtt() + target_delay_ || near_at_ == Instant{}) {
+      near_at_ = now;
+      least_of_late_ = Duration::max();
+      return;
+    }
+    least_of_late_ = std::min(least_of_late_, sample);
+    if (now - near_at_ >= least_for) {
+      rtt_.forget_min(least_of_late_);
+      near_at_ = now;
+      least_of_late_ = Duration::max();
+    }
+  }
+
   RttEstimator rtt_;
   Duration target_delay_;
   CongestionControl congestion_;
   Instant last_timeout_{};
+  Instant near_at_{};  ///< the last round trip within the target
+  Duration least_of_late_ = Duration::max();
 };
 
 }  // namespace nccl_ha::fabric

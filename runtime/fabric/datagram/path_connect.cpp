@@ -194,12 +194,12 @@ void DatagramPath::on_timer() {
 
 void DatagramPath::fail(const Error& why) { break_path(CompletionStatus::flushed, why); }
 
-void DatagramPath::break_path(CompletionStatus first, const Error& why) {
+void DatagramPath::break_path(CompletionStatus first, Error why) {
   if (state_ == PathState::error) {
     return;
   }
   state_ = PathState::error;
-  error_ = why;
+  error_ = std::move(why);
   cause_ = first;
   env_.timers->cancel(timer_);
   outgoing_.close(env_.now);

@@ -43,6 +43,7 @@ struct PathEnvironment : PortServices {
   PathTable paths;
   ReadyList ready;
   ResendList resends;
+  size_t resends_passed = 0;  ///< looked at in vain since one came, or room for some
   AckList acks;
   CompletionQueue completions;
   SendStage stage;
@@ -55,6 +56,8 @@ struct PathEnvironment : PortServices {
   void refresh() { now = clock->now(); }
   uint32_t now_us() const { return static_cast<uint32_t>(now.time_since_epoch().count() / 1000); }
   Moment moment() const { return {now, lost == nullptr ? Duration(0) : lost->total()}; }
+  /// All of them wait for their congestion windows.
+  bool resends_wait() const { return resends_passed >= resends.size(); }
   /// Something is to be done: the next pass does it.
   void wake() { poller_.wake(); }
   void record(TraceEvent event, uint32_t path, uint64_t a, uint64_t b) {

@@ -165,8 +165,15 @@ bool DatagramPath::transmit_again(Segment& segment) {
   return transmit(segment, Channel::data);
 }
 
+/// Later ones have arrived: it is lost, or late.
+void DatagramPath::replace(Segment& segment) {
+  segment.late_until = env_.now + network_.least();
+  queue_resend(segment);
+}
+
 void DatagramPath::queue_resend(Segment& segment) {
   outgoing_.take_back(segment, env_.now);
+  env_.resends_passed = 0;
   if (env_.resends.push(segment)) {
     env_.wake();
   }
@@ -202,6 +209,7 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
   if (newly != 0) {
     statistics_.segments_acked += newly;
     silence_.end(env_.now);
+    env_.resends_passed = 0;
     // Of an acknowledgement that says nothing new, as one that the network delivers twice, the
     // round trip counts as little (RFC 7323, 4.1).
     network_.on_ack(env_.now, newly, sample_of(header), was_full);
@@ -211,7 +219,7 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
     ++statistics_.duplicate_acks;
     if (Segment* lost = outgoing_.on_duplicate()) {
       ++statistics_.fast_retransmits;
-      queue_resend(*lost);
+      replace(*lost);
     }
   }
   if (selected != 0) {
@@ -229,7 +237,7 @@ void DatagramPath::handle_ack(const FrameHeader& header, std::span<const std::by
 }
 
 void DatagramPath::detect_losses() {
-  const uint32_t lost = outgoing_.each_lost([this](Segment& segment) { queue_resend(segment); });
+  const uint32_t lost = outgoing_.each_lost([this](Segment& segment) { replace(segment); });
   if (lost != 0) {
     statistics_.fast_retransmits += lost;
     network_.on_loss(env_.now, lost);

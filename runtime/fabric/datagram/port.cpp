@@ -157,8 +157,8 @@ size_t DatagramPort::wait_fds(std::span<int> out) const {
 }
 
 bool DatagramPort::nothing_waits() const {
-  return env_.ready.empty() && (env_.resends.empty() || resends_blocked_) &&
-         env_.acks.urgent().empty() && env_.completions.empty() && env_.stage.empty();
+  return env_.ready.empty() && env_.resends_wait() && env_.acks.urgent().empty() &&
+         env_.completions.empty() && env_.stage.empty();
 }
 
 bool DatagramPort::prepare_sleep() {

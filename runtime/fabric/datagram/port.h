@@ -64,8 +64,7 @@ class DatagramPort final : public Poller, private PacketSink {
 
   PathEnvironment env_;
   DirectPlacement placement_;
-  Instant poll_again_at_{};       ///< while it is backed off: not before
-  bool resends_blocked_ = false;  ///< all of them wait for their congestion windows
+  Instant poll_again_at_{};  ///< while it is backed off: not before
   unsigned pass_ = 0;
   bool data_busy_ = false;     ///< the last look at the data channel found something
   bool first_packet_ = false;  ///< none came yet in this pass

@@ -27,6 +27,7 @@ unsigned DatagramPort::progress_resends() {
     if (segment.state == Segment::State::resend && segment.path->congested()) {
       // Its turn comes when acknowledgements make room; others must not wait behind it.
       env_.resends.push(env_.resends.pop());
+      ++env_.resends_passed;
       continue;
     }
     env_.resends.pop();
@@ -35,7 +36,6 @@ unsigned DatagramPort::progress_resends() {
       ++count;
     }
   }
-  resends_blocked_ = count == 0;
   return count;
 }
 

@@ -56,6 +56,8 @@ class RttEstimator {
   /// Before the first sample: the initial timeout.
   Duration srtt() const { return samples_ == 0 ? limits_.initial : srtt_; }
   Duration min_rtt() const { return samples_ == 0 ? limits_.initial : min_rtt_; }
+  /// The way has become longer.
+  void forget_min(Duration least_of_late) { min_rtt_ = least_of_late; }
   bool measured() const { return samples_ != 0; }
 
  private:

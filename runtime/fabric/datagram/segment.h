@@ -25,6 +25,7 @@ struct Segment {
   DatagramPath* path = nullptr;
   QueueLink<Segment> resends;  ///< in the resend list; it may be acknowledged meanwhile
   uint64_t order = 0;          ///< transmission number on its channel
+  Instant late_until{};        ///< what is acknowledged before then was late, and not lost
   uint32_t sequence = 0;
   uint32_t request = 0;  ///< number of the work request
   uint32_t offset = 0;   ///< in the fragment

@@ -48,6 +48,7 @@ class SendWindow {
     Segment& segment = segments_[next_ & mask_];
     NHA_DASSERT(segment.state == Segment::State::free, "segment still in use");
     segment.sequence = next_;
+    segment.late_until = {};
     return segment;
   }
   Segment& newest() { return segments_[(next_ - 1) & mask_]; }
@@ -143,7 +144,11 @@ class SendWindow {
     if (segment.state == Segment::State::in_flight) {
       leave_flight(segment, now);
     }
-    losses_.on_arrived(segment.channel, segment.order);
+    if (now < segment.late_until) {
+      losses_.on_late();  // `order` is of a transmission that is still under way
+    } else {
+      losses_.on_arrived(segment.channel, segment.order);
+    }
     return true;
   }
 

@@ -15,14 +15,9 @@
 namespace nccl_ha::fabric::verbs {
 namespace {
 
-/// An exception that memory is out ends here: no thread of the host's may end by it.
 void call(const Conductor::Command& command) {
-  try {
-    if (command) {
-      command();
-    }
-  } catch (const std::bad_alloc&) {
-    NHA_LOG_WARN_LIMITED("out of memory for what an RDMA device is to do");
+  if (command) {
+    run_to_its_end(command, "what an RDMA device is to do");
   }
 }
 
@@ -197,9 +192,11 @@ bool Conductor::drain(Duration limit) {
   return true;
 }
 
+/// What is allowed may be the next command's already: that one is not busy for as long.
 bool Conductor::hangs(Duration limit) const {
-  const Duration most = std::max(limit, allowed_.load(std::memory_order_relaxed));
-  return under_way_for() >= most && busy() >= most;
+  const Duration now = under_way_for();
+  const Duration most = std::max(limit, allowed_.load(std::memory_order_acquire));
+  return now >= most && busy() >= most && under_way_for() >= now;
 }
 
 Duration Conductor::busy() const {
@@ -226,7 +223,7 @@ void Conductor::run() {
     }
     Order order = take();
     under_way_ = true;
-    allowed_.store(order.allowed, std::memory_order_relaxed);
+    allowed_.store(order.allowed, std::memory_order_release);
     watch_.begin();
     begun_ns_.store(steady_ns(), std::memory_order_release);
     lock.unlock();

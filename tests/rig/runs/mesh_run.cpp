@@ -68,6 +68,7 @@ class MeshWatch {
     totals.with_key += stage_.scenario().cluster_key ? 1 : 0;
     totals.fewer_slots += fewer_slots_;
     totals.shared_turns += shared_turns_;
+    totals.seen.ways_refused += seen.ways_refused;
     totals.seen.over_relays += seen.over_relays;
     totals.seen.both_ways += seen.both_ways;
     for (const auto& link : stage_.links()) {

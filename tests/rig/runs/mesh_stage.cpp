@@ -52,6 +52,10 @@ class MeshStage::Hops final : public relay::NextHops {
   std::vector<relay::NodeId> relays_to(relay::NodeId destination, const relay::Way& way) override {
     return own().routes->relays_to(destination, way);
   }
+  void refused(relay::NodeId destination, const relay::Way& way) override {
+    ++stage_.ended_.ways_refused;
+    own().routes->refused(destination, way);
+  }
 
  private:
   const Host& own() const { return stage_.hosts_[host_]; }

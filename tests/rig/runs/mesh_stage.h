@@ -72,11 +72,12 @@ class MeshStage {
   struct Seen {
     uint64_t sessions = 0;  ///< that relays have opened
     uint64_t refused = 0;
-    uint64_t bytes = 0;        ///< that relays have passed on
-    uint64_t held_back = 0;    ///< times that a relay's limit of what is under way was reached
-    uint64_t stalls = 0;       ///< times that what a path had under way was set aside
-    uint64_t over_relays = 0;  ///< connections
-    uint64_t both_ways = 0;    ///< of them, those with load on two ways at once
+    uint64_t bytes = 0;         ///< that relays have passed on
+    uint64_t held_back = 0;     ///< times that a relay's limit of what is under way was reached
+    uint64_t stalls = 0;        ///< times that what a path had under way was set aside
+    uint64_t ways_refused = 0;  ///< by paths that did not come about
+    uint64_t over_relays = 0;   ///< connections
+    uint64_t both_ways = 0;     ///< of them, those with load on two ways at once
   };
   /// Of all relay nodes that there were.
   Seen seen() const;

@@ -1,4 +1,4 @@
-#include "runtime/streams/uv_loop_probe.h"
+#include "runtime/streams/uv_room.h"
 
 #include <fcntl.h>
 #include <sys/epoll.h>
@@ -46,6 +46,19 @@ Result<void> probe_uv_loop() {
   const bool enough = held.add(epoll_create1(EPOLL_CLOEXEC)) && held.add_pipe() &&
                       held.add_pipe() && held.add(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   return enough ? Result<void>() : fail(Errc::system, "cannot create an event loop", errno);
+}
+
+int hold_in_set(int set, int fd) {
+  epoll_event nothing{};
+  nothing.data.fd = fd;
+  return epoll_ctl(set, EPOLL_CTL_ADD, fd, &nothing) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+Error not_held(int error) {
+  return fail(Errc::system,
+              "the kernel watches no more descriptors for this user (raise "
+              "fs.epoll.max_user_watches with sysctl)",
+              error);
 }
 
 }  // namespace nccl_ha
