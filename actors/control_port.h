@@ -3,7 +3,7 @@
 //
 // One listening socket for all connections of a worker.  The first message of a stream names the
 // connection and this process; who names another one is told that it is absent.  An unauthenticated
-// peer has a few seconds, and less where there are many of them (runtime/streams/door.h).
+// peer has a few seconds, and less where there are many of them (runtime/streams/admission.h).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "runtime/base/secret.h"
 #include "runtime/engine/context.h"
 #include "runtime/engine/timer_wheel.h"
-#include "runtime/streams/door.h"
+#include "runtime/streams/admission.h"
 #include "runtime/streams/stream.h"
 
 namespace nccl_ha {

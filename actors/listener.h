@@ -14,7 +14,7 @@
 #include "runtime/engine/actor.h"
 #include "runtime/engine/context.h"
 #include "runtime/fabric/provider.h"
-#include "runtime/streams/door.h"
+#include "runtime/streams/admission.h"
 #include "runtime/streams/stream.h"
 
 namespace nccl_ha {
@@ -45,7 +45,7 @@ class ListenChannel {
     bool operator==(const Guest&) const = default;
   };
   /// A peer that has not shown yet that it knows the nonce has a place for a while.  Who gives way
-  /// for it, if anybody does (runtime/streams/door.h).  `place`: its place.
+  /// for it, if anybody does (runtime/streams/admission.h).  `place`: its place.
   std::optional<Guest> enter(const Origin& origin, uint64_t* place);
   void attach(uint64_t place, const Guest& guest);
   void leave(uint64_t place);

@@ -359,7 +359,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(pieces_not_agreed, "RelaySim.TheShortestPiecesOfAllHostsFitEverywhere"),
     NHA_CHECKED(neighbours_silence_unheeded, "RelaySim.ACutCableInTheMiddleEndsItAfterTheSilence"),
     NHA_CHECKED(pings_unsent, "RelaySim.AReceiverThatTakesNothingStallsNobodyElse"),
-    NHA_CHECKED(oldest_gives_way, "Door.NobodyIsTurnedOutByAnotherHostsCrowd"),
+    NHA_CHECKED(oldest_gives_way, "Admission.NobodyIsTurnedOutByAnotherHostsCrowd"),
     NHA_CHECKED(turned_out_for_good, "SimHandshake.AStreamThatEndsBeforeTheWelcomeIsDialledAgain"),
     NHA_CHECKED(unreachable_for_good, "SimHandshake.AHostThatIsNotFoundForAWhileIsDialledAgain"),
     NHA_CHECKED(hello_unproven, "SessionSeals.WhoHasNotShownTheKeyHearsNothing"),
