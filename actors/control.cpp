@@ -263,7 +263,7 @@ std::string_view without_reporter(std::string_view text) {
 }
 
 uint64_t connection_key(const Hello& hello) {
-  // One listener may serve several connectors, one process may have several connections to it.
+  // One listen may serve several connectors, one process may have several connections to it.
   // Logs show it, and it must not show the token.
   HashKey secret{};
   const std::array<uint64_t, 2> parts = {hello.nonce, hello.rejoin.token.told()};

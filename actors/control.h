@@ -7,7 +7,7 @@
 // through when the network beneath the stream is the one that failed.  The handshake and messages
 // of connections without failover have number 0.
 //
-// The connector speaks first.  Whoever does not send a well-formed hello with the listener's nonce
+// The connector speaks first.  Whoever does not send a well-formed hello with the nonce of a listen
 // is not authenticated and is rejected.
 #pragma once
 
@@ -60,7 +60,7 @@ enum class ControlType : uint16_t {
   retire = 13,     ///< last on a stream whose place was taken: its end means nothing
   probe = 14,      ///< first on a stream that only asks whether the connection is known there
   present = 15,    ///< it is: the answer to rejoin and probe
-  absent = 16,     ///< it is not
+  absent = 16,     ///< it is not; or nothing listens with the nonce of a hello
   ask = 17,        ///< over a stream: answered by `confirm` at once, to show that the peer runs
   link_back = 18,  ///< receiver: a NIC of mine where paths may end has its link again
   end = 19,        ///< receiver: a place of mine where paths may end has another address, or is new
@@ -115,7 +115,7 @@ struct PathEnd {
 
 struct Hello {
   uint16_t version = control_version;
-  uint64_t nonce = 0;  ///< from the listener's handle
+  uint64_t nonce = 0;  ///< from the handle of the listen
   RejoinPoint rejoin;
   uint32_t attempt = 0;       ///< of the connector's to make this connection; they count up
   fabric::FabricKind kind{};  ///< of all paths

@@ -196,9 +196,14 @@ void SendSide::on_control(const ControlReader::Message& message) {
     case ControlType::retire:
     case ControlType::probe:
     case ControlType::present:
-    case ControlType::absent:
     case ControlType::ask:
       break;
+    case ControlType::absent:
+      if (welcomed_) {
+        break;
+      }
+      on_route_error(fail(Errc::remote, "nothing listens there any more"));
+      return;
   }
   state_.fail(fail(Errc::remote, "unexpected message on the control stream"));
 }

@@ -88,8 +88,8 @@ Result<Listening> open_listener(std::span<const IpAddress> addresses, std::strin
   if (error == EADDRINUSE) {
     return fail(
         Errc::system,
-        fmt::format("no free TCP port in HA_NCCL_LISTEN_PORTS={}: widen the range (one port "
-                    "per connection being set up is needed) or use 0",
+        fmt::format("no free TCP port in HA_NCCL_LISTEN_PORTS={}: widen the range (each process "
+                    "needs a port for each of its progress threads) or use 0",
                     ports),
         error);
   }

@@ -290,6 +290,8 @@ enum class Mutation : uint16_t {
   lost_welcome_kept,   ///< so is whether a welcome has
   begun_twice,         ///< what a connector begins anew leaves what it began before
   late_hello_taken,    ///< a hello that comes after that of a later attempt takes its place
+  absence_untold,      ///< who comes for a listen that is closed is not told so
+  unread_hello_lost,   ///< a hello that came while its process stood still came too late
   unshown_key_kept,    ///< a stream whose acceptor does not show its key is waited for
   asks_with_failover_only,  ///< without failover an acceptor whose stream ends gives up
   route_not_remembered,     ///< an address that goes ends what it had led to the peer before
@@ -343,7 +345,9 @@ enum class Mutation : uint16_t {
   queue_fault_unheard,    ///< a queue pair that fails without a completion is only told of
   // Of connections that NCCL never has:
   failed_connect_kept,  ///< one that could not be made lives on
-  unaccepted_kept,      ///< one that nobody accepted lives on after its listener
+  unaccepted_kept,      ///< one that nobody accepted lives on after its listen
+  closed_forgets,       ///< one that is ready after its listen was closed waits there for ever
+  listen_kept,          ///< a listen that was closed can still be asked for
 
   // Of what simulated runs met too seldom.  Lanes, two of which fail at nearly one time:
   record_counts_chunk,  ///< a chunk's record counts the chunk's bytes as under way once more

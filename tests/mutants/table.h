@@ -302,6 +302,8 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(lost_welcome_kept, "SimHandshakeOutage.IsNoticedWhenItIsOver"),
     NHA_CHECKED(begun_twice, "SimHandshakeOutage.IsNoticedWhenItIsOver"),
     NHA_CHECKED(late_hello_taken, "ListenChannel.OfTwoAttemptsAtAConnectionTheEarlierOneIsInVain"),
+    NHA_CHECKED(absence_untold, "SimPluginCalls.AConnectToAListenThatWasClosedFailsAtOnce"),
+    NHA_CHECKED(unread_hello_lost, "SimDoor.AHelloThatCameWhileTheProcessStoodStillCounts"),
     NHA_CHECKED(unshown_key_kept,
                 "SimHandshakeOutage.WhileKeysAreShownIsNoticedWhenTheAcceptorWaitsNoMore"),
     NHA_CHECKED(asks_with_failover_only, "SimHandshakeOutage.WithoutFailoverEndsNothing"),
@@ -449,6 +451,8 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(failed_connect_kept, By::edge, 0,
               "*.ActorsAreAsManyAsBeforeOnceAllIsClosed/v12_inline"),
     NHA_FOUND(unaccepted_kept, By::closes, 50),
+    NHA_CHECKED(closed_forgets, "ListenChannel.WhatWasReadyWhenItClosedIsTakenInOrder"),
+    NHA_CHECKED(listen_kept, "SimDoor.ListensShareADoorWhichClosesWithTheLast"),
 
     // What simulated runs met too seldom.
     NHA_FOUND(record_counts_chunk, By::paths, 8),
