@@ -141,11 +141,8 @@ void ReceiveSide::on_control(const ControlReader::Message& message) {
 }
 
 std::optional<Refusal> ReceiveSide::judge(const Hello& hello) const {
-  if (hello.version != control_version) {
-    return Refusal{Errc::remote,
-                   fmt::format("protocol version {} here, {} there; install the same nccl-ha on "
-                               "both hosts",
-                               control_version, hello.version)};
+  if (!common_version(hello.versions)) {
+    return Refusal{Errc::remote, no_common_version(hello.versions)};
   }
   if (state_.provider.accepts(state_.attachment.device, hello.kind)) {
     return std::nullopt;
@@ -171,6 +168,7 @@ void ReceiveSide::on_hello(const Hello& hello) {
     state_.fail(fail(Errc::remote, refusal->text), false);
     return;
   }
+  state_.version = *common_version(hello.versions);
   if (auto made = make_paths(hello); !made) {
     state_.fail(made.error());
     return;
@@ -234,6 +232,7 @@ void ReceiveSide::send_welcome(const Hello& hello) {
   paths_.find_places();
   const auto shadows = static_cast<uint8_t>(state_.context->config().shadow_paths);
   Welcome welcome;
+  welcome.version = state_.version;
   agree_on_rails(hello, welcome);
   const auto most = static_cast<uint8_t>(shadows_max - state_.rails.rails);
   state_.shadows = state_.backup ? std::min({hello.shadows, shadows, most}) : uint8_t{0};

@@ -302,6 +302,8 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(lost_welcome_kept, "SimHandshakeOutage.IsNoticedWhenItIsOver"),
     NHA_CHECKED(begun_twice, "SimHandshakeOutage.IsNoticedWhenItIsOver"),
     NHA_CHECKED(late_hello_taken, "ListenChannel.OfTwoAttemptsAtAConnectionTheEarlierOneIsInVain"),
+    NHA_CHECKED(newest_version_taken, "SimDoor.ANewerPeerIsAnsweredInTheVersionThatBothSpeak"),
+    NHA_CHECKED(newer_hello_refused, "SimDoor.ANewerPeerIsAnsweredInTheVersionThatBothSpeak"),
     NHA_CHECKED(absence_untold, "SimPluginCalls.AConnectToAListenThatWasClosedFailsAtOnce"),
     NHA_CHECKED(unread_hello_lost, "SimDoor.AHelloThatCameWhileTheProcessStoodStillCounts"),
     NHA_CHECKED(unshown_key_kept,

@@ -1,16 +1,20 @@
-// What a worker's door says to those who come to it.
+// What a worker's door says to those who come to it, and what connectors make of other doors'
+// answers: versions, silence, listens that are closed.
 #include "actors/door.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "runtime/fabric/datagram/udp_factory.h"
+#include "tests/rig/runs/pair.h"
 #include "tests/rig/runs/plugin.h"
 #include "tests/support/sim_pair.h"
 
@@ -18,6 +22,7 @@ namespace nccl_ha::test {
 namespace {
 
 using abi::NcclResult;
+using rig::SimPair;
 using rig::SimPlugin;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -86,6 +91,62 @@ class DoorVisitor final : public Actor, private StreamOwner {
   Timer timer_;
 };
 
+/// Answers each hello with the same words.
+class OtherDoor final : public Actor, private AcceptorOwner, private StreamOwner {
+ public:
+  OtherDoor(std::vector<std::byte> answer, uint16_t* port, FirstHeard& heard)
+      : answer_(std::move(answer)), port_(port), heard_(heard) {}
+  const char* name() const override { return "other-door"; }
+  void start(Context& context) override {
+    context_ = &context;
+    const auto listening = context.streams().open_listener("0");
+    ASSERT_TRUE(listening);
+    auto acceptor = context.streams().adopt_listener(listening->fd, this);
+    ASSERT_TRUE(acceptor);
+    acceptor_ = std::move(*acceptor);
+    *port_ = listening->port;
+  }
+  void on(const Message&) override {}
+  void stop() override {
+    acceptor_.reset();
+    streams_.clear();
+  }
+
+ private:
+  void on_accept(int fd) override {
+    auto stream = context_->streams().adopt_fd(fd, this);
+    ASSERT_TRUE(stream);
+    streams_.push_back(std::move(*stream));
+  }
+  void on_acceptor_error(const Error&) override {}
+  void on_stream_open(Stream&) override {}
+  void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override {
+    note_first(reader_, bytes, heard_);
+    if (heard_.type) {
+      static_cast<void>(stream.write(answer_));
+    }
+  }
+  void on_stream_closed(Stream&, const Error&) override {}
+
+  const std::vector<std::byte> answer_;
+  uint16_t* const port_;
+  FirstHeard& heard_;
+  Context* context_ = nullptr;
+  std::unique_ptr<Acceptor> acceptor_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  ControlReader reader_;
+};
+
+/// Says that much more than its versions need.
+std::vector<std::byte> with_more(std::vector<std::byte> frame, uint16_t bytes) {
+  uint16_t length = 0;
+  std::memcpy(&length, frame.data() + 6, sizeof length);
+  length = static_cast<uint16_t>(length + bytes);
+  std::memcpy(frame.data() + 6, &length, sizeof length);
+  frame.resize(frame.size() + bytes, std::byte{0x5A});
+  return frame;
+}
+
 /// A visitor's host, and that of the door.
 class SimDoor : public testing::Test {
  protected:
@@ -113,8 +174,9 @@ class SimDoor : public testing::Test {
     return *static_cast<plugin::ListenComm*>(listens_.back())->channel;
   }
   const Door& door() const { return *static_cast<plugin::ListenComm*>(listens_.back())->door; }
-  static Hello hello_for(const plugin::Handle& handle) {
+  static Hello hello_for(const plugin::Handle& handle, const VersionRange& versions) {
     Hello hello;
+    hello.versions = versions;
     hello.nonce = handle.nonce;
     hello.kind = fabric::datagram_kind;
     hello.backup = true;
@@ -142,10 +204,72 @@ class SimDoor : public testing::Test {
   std::vector<void*> listens_;
 };
 
+/// Versions 17 and 18, say, of which this process speaks the first.
+TEST_F(SimDoor, ANewerPeerIsAnsweredInTheVersionThatBothSpeak) {
+  const auto handle = listen();
+  const VersionRange newer{control_version, control_version + 1};
+  visit(handle, with_more(encode(hello_for(handle, newer)), 37));
+  ASSERT_TRUE(hears(ControlType::welcome));
+  const auto welcome = decode_welcome(heard_.payload);
+  ASSERT_TRUE(welcome);
+  EXPECT_EQ(welcome->version, control_version);
+  EXPECT_EQ(welcome->paths.size(), 1U);
+  EXPECT_FALSE(channel().failed()) << channel().failure().message();
+}
+
+TEST_F(SimDoor, APeerWithoutACommonVersionIsToldWhatEachSpeaks) {
+  const struct {
+    VersionRange versions;
+    const char* said;
+  } cases[] = {{{15, 16}, "16 to 16 there"},  // which names the newer one only
+               {{control_version + 1, control_version + 2}, "18 to 19 there"}};
+  static_assert(control_version == 17 && own_versions.oldest == 17, "they are named below");
+  for (const auto& one : cases) {
+    heard_ = {};
+    const auto handle = listen();
+    visit(handle, encode(hello_for(handle, one.versions)));
+    ASSERT_TRUE(hears(ControlType::reject)) << one.said;
+    const auto refusal = decode_refusal(heard_.payload);
+    ASSERT_TRUE(refusal);
+    for (const char* part : {"17 to 17 here", one.said, "install the same nccl-ha"}) {
+      EXPECT_NE(refusal->text.find(part), std::string::npos) << refusal->text;
+    }
+    ASSERT_TRUE(channel().failed()) << "accept() has nothing to tell";
+    EXPECT_EQ(channel().failure().what, refusal->text);
+  }
+}
+
+/// The same from the other side: a connector, and doors that speak what it does not.
+TEST(SimOtherDoor, AWelcomeInAVersionThatThisOneDoesNotSpeakEndsTheConnect) {
+  for (const uint16_t version : {uint16_t{16}, uint16_t{18}}) {
+    ASSERT_FALSE(own_versions.has(version));
+    FirstHeard heard;
+    SimPair pair(61, {});
+    Welcome welcome;
+    welcome.version = version;
+    welcome.paths.emplace_back();
+    uint16_t port = 0;
+    ASSERT_TRUE(pair.receiver().engine->worker(0).adopt(
+        std::make_unique<OtherDoor>(encode(welcome), &port, heard)));
+    ASSERT_TRUE(pair.world().run_until([&] { return port != 0; }, seconds(1)));
+    pair.dial(pair.receiver().address, port);
+    ASSERT_TRUE(pair.world().run_until([&] { return pair.send_channel().phase() == Phase::failed; },
+                                       seconds(2)));
+    ASSERT_EQ(heard.type, ControlType::hello);
+    const auto hello = decode_hello(heard.payload);
+    ASSERT_TRUE(hello);
+    EXPECT_EQ(hello->versions.oldest, own_versions.oldest);
+    EXPECT_EQ(hello->versions.newest, own_versions.newest);
+    const std::string range = std::to_string(version) + " to " + std::to_string(version) + " there";
+    EXPECT_NE(pair.error().find("17 to 17 here"), std::string::npos) << pair.error();
+    EXPECT_NE(pair.error().find(range), std::string::npos) << pair.error();
+  }
+}
+
 TEST_F(SimDoor, WhoAsksForNothingThatIsThereIsToldSo) {
   auto handle = listen();
   handle.nonce ^= 1;
-  visit(handle, encode(hello_for(handle)));
+  visit(handle, encode(hello_for(handle, own_versions)));
   ASSERT_TRUE(hears(ControlType::absent));
   heard_ = {};
   visit(handle, encode(ControlType::rejoin, RejoinCall{Secret::heard(1), own_process()}));
@@ -168,7 +292,7 @@ TEST_F(SimDoor, WhoSaysNothingLeavesItsPlaceInTime) {
 /// It is there, and only was not read yet.
 TEST_F(SimDoor, AHelloThatCameWhileTheProcessStoodStillCounts) {
   const auto handle = listen();
-  visit(handle, encode(hello_for(handle)), seconds(3));
+  visit(handle, encode(hello_for(handle, own_versions)), seconds(3));
   ASSERT_TRUE(world_.run_until([&] { return door().waiting() == 1; }, seconds(1)));
   world_.pause(*hosts_[1], world_.now() + seconds(8));
   pass(seconds(7));
@@ -188,14 +312,14 @@ TEST_F(SimDoor, ListensShareADoorWhichClosesWithTheLast) {
     pass(milliseconds(1));
   };
   close_first();
-  visit(second, encode(hello_for(second)));
+  visit(second, encode(hello_for(second, own_versions)));
   EXPECT_TRUE(hears(ControlType::welcome)) << "the second is still there";
   close_first();
   // The connection that is being made may be asked for until it has ended.
   ASSERT_TRUE(world_.run_until([&] { return actors(*hosts_[1]) == 0; }, seconds(60)));
   pass(milliseconds(10));  // the first visitor hears of that
   heard_ = {};
-  visit(second, encode(hello_for(second)));
+  visit(second, encode(hello_for(second, own_versions)));
   ASSERT_TRUE(world_.run_until([&] { return heard_.end.has_value(); }, seconds(1)));
   EXPECT_FALSE(heard_.type) << "somebody still answers there";
   EXPECT_NE(listen().port, second.port);
