@@ -3,7 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "actors/connection/receive_side.h"
 #include "actors/route.h"

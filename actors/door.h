@@ -11,7 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <vector>
+#include <span>
 
 #include "actors/cable_ports.h"
 #include "actors/control.h"

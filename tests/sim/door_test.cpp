@@ -37,10 +37,11 @@ struct FirstHeard {
 
 void note_first(ControlReader& reader, std::span<const std::byte> bytes, FirstHeard& heard) {
   EXPECT_TRUE(reader.feed(bytes));
-  const auto message = reader.next();
-  if (message && !heard.type) {
-    heard.type = message->type;
-    heard.payload.assign(message->payload.begin(), message->payload.end());
+  while (const auto message = reader.next()) {
+    if (!heard.type) {
+      heard.type = message->type;
+      heard.payload.assign(message->payload.begin(), message->payload.end());
+    }
   }
 }
 
