@@ -350,6 +350,7 @@ enum class Mutation : uint16_t {
   unaccepted_kept,      ///< one that nobody accepted lives on after its listen
   closed_forgets,       ///< one that is ready after its listen was closed waits there for ever
   listen_kept,          ///< a listen that was closed can still be asked for
+  listen_load_kept,     ///< it still counts where a worker is chosen
 
   // Of what simulated runs met too seldom.  Lanes, two of which fail at nearly one time:
   record_counts_chunk,  ///< a chunk's record counts the chunk's bytes as under way once more

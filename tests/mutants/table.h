@@ -455,6 +455,8 @@ inline constexpr Planted all_planted[] = {
     NHA_FOUND(unaccepted_kept, By::closes, 50),
     NHA_CHECKED(closed_forgets, "ListenChannel.WhatWasReadyWhenItClosedIsTakenInOrder"),
     NHA_CHECKED(listen_kept, "SimDoor.ListensShareADoorWhichClosesWithTheLast"),
+    NHA_CHECKED(listen_load_kept,
+                "SimTwoDoors.ListensAreSpreadOverThemAndTheirConnectionsLiveThere"),
 
     // What simulated runs met too seldom.
     NHA_FOUND(record_counts_chunk, By::paths, 8),

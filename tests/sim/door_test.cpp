@@ -151,9 +151,9 @@ std::vector<std::byte> with_more(std::vector<std::byte> frame, uint16_t bytes) {
 /// A visitor's host, and that of the door.
 class SimDoor : public testing::Test {
  protected:
-  SimDoor() {
+  explicit SimDoor(const Config& config = {}) {
     for (uint8_t host = 1; host <= 2; ++host) {
-      hosts_.push_back(*world_.add_process(sim::ip(10, 0, 0, host), Config{}));
+      hosts_.push_back(*world_.add_process(sim::ip(10, 0, 0, host), config));
     }
     plugin_ = &SimPlugin::of(world_, *hosts_[1]);
   }
@@ -173,6 +173,13 @@ class SimDoor : public testing::Test {
   }
   ListenChannel& channel() const {
     return *static_cast<plugin::ListenComm*>(listens_.back())->channel;
+  }
+  /// The oldest, say.
+  void close_listen(size_t which = 0) {
+    const auto one = listens_.begin() + static_cast<ptrdiff_t>(which);
+    EXPECT_EQ(plugin_->call(&Table::close_listen, *one), NcclResult::success);
+    listens_.erase(one);
+    pass(milliseconds(1));
   }
   const Door& door() const { return *static_cast<plugin::ListenComm*>(listens_.back())->door; }
   static Hello hello_for(const plugin::Handle& handle, const VersionRange& versions) {
@@ -307,15 +314,10 @@ TEST_F(SimDoor, ListensShareADoorWhichClosesWithTheLast) {
   const auto second = listen();
   EXPECT_EQ(first.port, second.port);
   EXPECT_NE(first.nonce, second.nonce);
-  const auto close_first = [&] {
-    EXPECT_EQ(plugin_->call(&Table::close_listen, listens_.front()), NcclResult::success);
-    listens_.erase(listens_.begin());
-    pass(milliseconds(1));
-  };
-  close_first();
+  close_listen();
   visit(second, encode(hello_for(second, own_versions)));
   EXPECT_TRUE(hears(ControlType::welcome)) << "the second is still there";
-  close_first();
+  close_listen();
   // The connection that is being made may be asked for until it has ended.
   ASSERT_TRUE(world_.run_until([&] { return actors(*hosts_[1]) == 0; }, seconds(60)));
   pass(milliseconds(10));  // the first visitor hears of that
@@ -324,6 +326,42 @@ TEST_F(SimDoor, ListensShareADoorWhichClosesWithTheLast) {
   ASSERT_TRUE(world_.run_until([&] { return heard_.end.has_value(); }, seconds(1)));
   EXPECT_FALSE(heard_.type) << "somebody still answers there";
   EXPECT_NE(listen().port, second.port);
+}
+
+Config two_workers() {
+  Config config;
+  config.progress_threads = 2;
+  return config;
+}
+
+class SimTwoDoors : public SimDoor {
+ protected:
+  SimTwoDoors() : SimDoor(two_workers()) {}
+  /// That of the newest listen.
+  uint32_t worker() const {
+    return static_cast<plugin::ListenComm*>(listens_.back())->worker->context().worker_index();
+  }
+  size_t actors_of(size_t worker) const { return hosts_[1]->engine->worker(worker).actor_count(); }
+};
+
+/// A listen counts as the connection that it is for.
+TEST_F(SimTwoDoors, ListensAreSpreadOverThemAndTheirConnectionsLiveThere) {
+  const auto first = listen();
+  EXPECT_EQ(worker(), 0U);
+  const auto second = listen();
+  EXPECT_EQ(worker(), 1U);
+  EXPECT_NE(first.port, second.port);
+  EXPECT_EQ(listen().port, first.port);
+  EXPECT_EQ(worker(), 0U);
+  close_listen(2);
+  close_listen(0);
+  listen();
+  EXPECT_EQ(worker(), 0U) << "what was closed still counts";
+  const std::array before{actors_of(0), actors_of(1)};
+  visit(second, encode(hello_for(second, own_versions)));
+  ASSERT_TRUE(hears(ControlType::welcome));
+  EXPECT_EQ(actors_of(0), before[0]);
+  EXPECT_EQ(actors_of(1), before[1] + 1);
 }
 
 }  // namespace
