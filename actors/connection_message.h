@@ -12,8 +12,7 @@ enum class ConnectionMessage : uint32_t {
   inbox = 3,       ///< the actor to itself: control messages came over a path
   rejected = 4,    ///< the actor to itself: lane `arg` cannot be used, as Connection::reject() said
   slow_rail = 5,   ///< the actor to itself: rail `arg` is fenced off for being slow
-  turned_out = 6,  ///< of the listener: unless the peer has said who it is, it gives way to others
-  begun_anew = 7,  ///< of another one: the peer has begun this connection anew, with that one
+  begun_anew = 6,  ///< of another one: the peer has begun this connection anew, with that one
 };
 
 /// What the caller has to say, a bit each.

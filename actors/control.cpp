@@ -1,5 +1,7 @@
 #include "actors/control.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -240,6 +242,18 @@ class Reader {
 
 }  // namespace
 
+std::optional<uint16_t> common_version(const VersionRange& peer) {
+  const uint16_t newest = std::min(own_versions.newest, peer.newest);
+  return own_versions.has(newest) && peer.has(newest) ? std::optional(newest) : std::nullopt;
+}
+
+std::string no_common_version(const VersionRange& peer) {
+  return fmt::format(
+      "protocol versions {} to {} here, {} to {} there; install the same nccl-ha on both hosts, or "
+      "one that is a version apart at most",
+      own_versions.oldest, own_versions.newest, peer.oldest, peer.newest);
+}
+
 std::optional<PathAddress> PathAddress::from(std::span<const std::byte> view) {
   PathAddress address;
   if (view.size() > address.bytes.size()) {
@@ -263,7 +277,7 @@ std::string_view without_reporter(std::string_view text) {
 }
 
 uint64_t connection_key(const Hello& hello) {
-  // One listener may serve several connectors, one process may have several connections to it.
+  // One listen may serve several connectors, one process may have several connections to it.
   // Logs show it, and it must not show the token.
   HashKey secret{};
   const std::array<uint64_t, 2> parts = {hello.nonce, hello.rejoin.token.told()};
@@ -315,8 +329,9 @@ std::optional<ProcessId> decode_process(std::span<const std::byte> payload) {
 
 std::vector<std::byte> encode(const Hello& hello) {
   Writer out(ControlType::hello);
-  out.number(hello.version);
+  out.number(hello.versions.newest);  // where older ones name their only one
   out.number(hello.nonce);
+  out.number(hello.versions.oldest);
   out.rejoin(hello.rejoin);
   out.number(hello.attempt);
   out.number(static_cast<uint8_t>(hello.kind));
@@ -409,10 +424,16 @@ std::vector<std::byte> encode(ControlType type, const PathOffer& offer) {
 std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   Reader in(payload);
   Hello hello;
-  hello.version = in.number<uint16_t>();
+  VersionRange& versions = hello.versions;
+  versions.newest = in.number<uint16_t>();
   hello.nonce = in.number<uint64_t>();
-  if (in.good() && hello.version != control_version) {
-    return hello;  // the rest may look different; the caller will refuse it by its version
+  versions.oldest =
+      versions.newest < first_version_with_range ? versions.newest : in.number<uint16_t>();
+  if (!in.good() || versions.oldest > versions.newest) {
+    return std::nullopt;
+  }
+  if (!common_version(versions)) {
+    return hello;  // the rest may look different; the caller will refuse it by its versions
   }
   hello.rejoin = in.rejoin();
   hello.attempt = in.number<uint32_t>();
@@ -424,14 +445,15 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   hello.rails = in.terms();
   hello.host = in.text(host_max);
   hello.paths = in.paths();
-  return in.done() ? std::optional(hello) : std::nullopt;
+  const bool whole = versions.newest > own_versions.newest ? in.good() : in.done();
+  return whole ? std::optional(hello) : std::nullopt;
 }
 
 std::optional<Welcome> decode_welcome(std::span<const std::byte> payload) {
   Reader in(payload);
   Welcome welcome;
   welcome.version = in.number<uint16_t>();
-  if (in.good() && welcome.version != control_version) {
+  if (in.good() && !own_versions.has(welcome.version)) {
     return welcome;
   }
   welcome.rejoin = in.rejoin();

@@ -7,10 +7,13 @@
 // through when the network beneath the stream is the one that failed.  The handshake and messages
 // of connections without failover have number 0.
 //
-// The connector speaks first.  Whoever does not send a well-formed hello with the listener's nonce
-// is not authenticated and is rejected.
+// The connector speaks first.  Whoever does not send a well-formed hello with the nonce of a listen
+// is not authenticated and is rejected.  The hello names the versions that its sender speaks, and
+// the answer the newest that both do, which is the connection's from then on, on each of its
+// streams and paths.  Newer versions may add fields at a hello's end only.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +35,8 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 16;
+inline constexpr uint16_t control_version = 17;
+inline constexpr uint16_t first_version_with_range = 17;  ///< hellos before name one version
 inline constexpr size_t control_header_bytes = FrameReader::header_bytes;
 inline constexpr size_t control_payload_max = 6144;
 
@@ -42,6 +46,20 @@ inline constexpr size_t shadows_max = 4;  ///< paths over NICs that stand by, ma
 constexpr size_t rail_lanes_max(size_t paths) { return 12 - paths; }
 inline constexpr size_t lanes_max = 16;
 static_assert(paths_max + rail_lanes_max(paths_max) + shadows_max == lanes_max);
+
+/// Versions of this protocol, from the oldest to the newest that a process speaks.
+struct VersionRange {
+  uint16_t oldest = 0;
+  uint16_t newest = 0;
+  bool has(uint16_t version) const { return version >= oldest && version <= newest; }
+};
+/// A version speaks with the one before it.
+inline constexpr VersionRange own_versions{
+    std::max<uint16_t>(first_version_with_range, control_version - 1), control_version};
+/// The newest that this process and the peer speak; nullopt: none.
+std::optional<uint16_t> common_version(const VersionRange& peer);
+/// For who looks after both hosts.
+std::string no_common_version(const VersionRange& peer);
 
 enum class ControlType : uint16_t {
   hello = 1,
@@ -60,7 +78,7 @@ enum class ControlType : uint16_t {
   retire = 13,     ///< last on a stream whose place was taken: its end means nothing
   probe = 14,      ///< first on a stream that only asks whether the connection is known there
   present = 15,    ///< it is: the answer to rejoin and probe
-  absent = 16,     ///< it is not
+  absent = 16,     ///< it is not; or nothing listens with the nonce of a hello
   ask = 17,        ///< over a stream: answered by `confirm` at once, to show that the peer runs
   link_back = 18,  ///< receiver: a NIC of mine where paths may end has its link again
   end = 19,        ///< receiver: a place of mine where paths may end has another address, or is new
@@ -114,8 +132,8 @@ struct PathEnd {
 };
 
 struct Hello {
-  uint16_t version = control_version;
-  uint64_t nonce = 0;  ///< from the listener's handle
+  VersionRange versions = own_versions;  ///< without a common one nothing is known but the nonce
+  uint64_t nonce = 0;                    ///< from the handle of the listen
   RejoinPoint rejoin;
   uint32_t attempt = 0;       ///< of the connector's to make this connection; they count up
   fabric::FabricKind kind{};  ///< of all paths
@@ -132,7 +150,7 @@ struct Hello {
 uint64_t connection_key(const Hello& hello);
 
 struct Welcome {
-  uint16_t version = control_version;
+  uint16_t version = control_version;  ///< the connection's; not of ours: nothing else is known
   RejoinPoint rejoin;
   bool takes_eager = false;  ///< eager messages may come: the processor reaches all of its memory
   bool backup = false;       ///< both sides want it

@@ -28,7 +28,7 @@ struct ReceiveEndpoint {
         channel(domain, at, &driver, worker.context().counters().place(), devices) {}
   Driver driver;
   ReceiveChannel channel;
-  std::atomic<ReceiveEndpoint*> next_ready{nullptr};  ///< link in the listener's queue
+  std::atomic<ReceiveEndpoint*> next_ready{nullptr};  ///< link in its listen's queue
   std::shared_ptr<ReceiveEndpoint> self;  ///< keeps an unaccepted connection alive in that queue
 };
 

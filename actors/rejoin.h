@@ -1,9 +1,9 @@
 // Makes a connection's control stream anew after it was lost, and finds out meanwhile whether the
 // peer is still there (ha/redial.h, ha/peer_verdict.h).
 //
-// The connector dials the acceptor's control port and says `rejoin`; where the peer answers
+// The connector dials the acceptor's door and says `rejoin`; where the peer answers
 // `present`, the new stream is the connection's.  The acceptor cannot make streams of a connection:
-// it dials the connector's port, says `probe` and learns only whether the connector lives.  Ways
+// it dials the connector's door, says `probe` and learns only whether the connector lives.  Ways
 // are dialled beside each other, and who takes the stream first is spoken to, for as long as nobody
 // calls stop().
 #pragma once
@@ -23,7 +23,7 @@ namespace nccl_ha {
 /// Of the worker that owns the connection.
 class Rejoin final : private StreamOwner {
  public:
-  /// Where the peer may be reached; its port is the control port's.
+  /// Where the peer may be reached; its port is the door's.
   struct Way {
     sockaddr_storage to{};
     sockaddr_storage from{};  ///< ss_family 0: any

@@ -1,4 +1,4 @@
-// Choosing addresses: what a listener binds to and how a connector reaches its peer.
+// Choosing addresses: what a handle names and how a connector reaches its peer.
 #pragma once
 
 #include <span>

@@ -5,20 +5,16 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/config.h"
-#include "runtime/base/ip_address.h"
 #include "runtime/base/result.h"
 #include "runtime/base/secret.h"
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/provider.h"
-#include "runtime/streams/listening.h"
 
 namespace nccl_ha::plugin {
 
@@ -34,9 +30,6 @@ class Host {
       const Config& config, const std::vector<fabric::NetInterface>& interfaces,
       std::vector<fabric::Provider::Kind> kinds) = 0;
   virtual Result<std::unique_ptr<Engine>> start_engine(const Config& config) = 0;
-  /// As nccl_ha::open_listener().
-  virtual Result<Listening> open_listener(std::span<const IpAddress> addresses,
-                                          std::string_view ports) = 0;
   virtual Instant now() = 0;
   virtual SecretSource& secrets() = 0;
 

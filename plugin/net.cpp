@@ -16,7 +16,6 @@
 #include "plugin/profiler.h"
 #include "relay/relay_factory.h"
 #include "runtime/base/log.h"
-#include "runtime/base/own_fd.h"
 
 namespace nccl_ha::plugin {
 namespace {
@@ -77,7 +76,7 @@ std::vector<IpAddress> own_addresses() {
   return all;
 }
 
-/// From where the peer's listener is dialled, best first.
+/// From where the peer's door is dialled, best first.
 std::vector<Route> routes_to(const Handle& handle, const fabric::NetDevice& device, bool relayed) {
   Process& process = Process::instance();
   const auto interfaces = process.interfaces();
@@ -420,28 +419,18 @@ abi::NcclResult net_listen(void* ctx, int dev, void* handle, void** listen_comm)
     content.sealed = !process.config().key_file.empty();
     content.addresses =
         handle_addresses(process.control_interfaces(), process.control_interface(device));
-    auto listening = process.host().open_listener(content.addresses, process.config().listen_ports);
-    if (!listening) {
-      return report(listening.error());
-    }
     auto engine = process.open();
     if (!engine) {
-      close_fd(listening->fd);
       return report(engine.error());
     }
-    content.port = listening->port;
     auto comm = std::make_unique<ListenComm>(process.generation());
     comm->channel = std::make_shared<ListenChannel>(content.nonce);
-    const size_t index = (*engine)->assign_worker(device.numa_node, 0.0);
-    comm->worker = &(*engine)->worker(index);
-    comm->engine = *engine;
-    auto actor = comm->worker->adopt(std::make_unique<Listener>(
-        process.provider(), **engine, listening->fd, rails, comm->channel, cable_ports()));
-    if (!actor) {
+    const auto port = comm->open(**engine, process.provider(), rails, cable_ports());
+    if (!port) {
       process.close();
-      return report(actor.error());
+      return report(port.error());
     }
-    comm->channel->attach(*actor);
+    content.port = *port;
     write_handle(content, handle_span(handle));
     *listen_comm = comm.release();
     return abi::NcclResult::success;
@@ -560,14 +549,12 @@ abi::NcclResult net_close_listen(void* comm) noexcept {
     Process& process = Process::instance();
     listen->channel->close();
     if (process.generation() == listen->generation) {
-      // Connections that nobody accepted are closed with the listener.
+      // Connections that nobody accepted are closed with the listen.
       while (auto endpoint = listen->channel->take()) {
         endpoint->driver.close();
       }
-      Message message{};
-      message.to = listen->channel->actor();
-      message.kind = static_cast<uint32_t>(ListenerMessage::close);
-      listen->worker->post(message);
+      listen->door->remove(listen->channel->nonce());
+      listen->engine->add_load(listen->worker->context().worker_index(), -1.0);
       listen->engine->assist(*listen->worker);
       process.close();
     }

@@ -67,6 +67,19 @@ std::string data_interfaces(const Config& config, const relay::ProcessMesh& mesh
 
 }  // namespace
 
+Result<uint16_t> ListenComm::open(Engine& of, fabric::Provider& provider,
+                                  const fabric::RailDevices& devices, const CablePorts& ports) {
+  const size_t index = of.assign_worker(provider.devices()[devices.first()].numa_node, 1.0);
+  engine = &of;
+  worker = &of.worker(index);
+  door = Door::of(worker->context());
+  auto port = door->add({provider, of, devices, ports, channel});
+  if (!port) {
+    of.add_load(index, -1.0);
+  }
+  return port;
+}
+
 Result<void> Process::initialize(abi::Logger logger, uint64_t comm_id) {
   own_state();  // before the lock, and once more: somebody else may just have settled it
   std::lock_guard lock(mutex_);

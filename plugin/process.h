@@ -15,8 +15,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "actors/door.h"
 #include "actors/endpoint.h"
-#include "actors/listener.h"
+#include "actors/listen_channel.h"
 #include "plugin/device_list.h"
 #include "plugin/host.h"
 #include "plugin/net.h"
@@ -52,7 +53,12 @@ struct ReceiveComm final : Comm {
 
 struct ListenComm final : Comm {
   explicit ListenComm(uint64_t g) : Comm(CommKind::listen, g) {}
+  /// At the door of a worker that is chosen as for one more connection, whose load it has until it
+  /// is closed.  The door's port.
+  Result<uint16_t> open(Engine& of, fabric::Provider& provider, const fabric::RailDevices& devices,
+                        const CablePorts& ports);
   std::shared_ptr<ListenChannel> channel;
+  std::shared_ptr<Door> door;
   Worker* worker = nullptr;
   Engine* engine = nullptr;
 };

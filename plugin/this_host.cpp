@@ -36,10 +36,6 @@ class ThisHost final : public Host {
   Result<std::unique_ptr<Engine>> start_engine(const Config& config) override {
     return Engine::start(config);
   }
-  Result<Listening> open_listener(std::span<const IpAddress> addresses,
-                                  std::string_view ports) override {
-    return nccl_ha::open_listener(addresses, ports);
-  }
   Instant now() override { return SteadyClock().now(); }
   SecretSource& secrets() override { return kernel_secrets(); }
 };

@@ -22,7 +22,12 @@ Result<std::unique_ptr<SessionAcceptor>> SessionAcceptor::listen(Context& contex
                                                                  SessionKeys keys,
                                                                  Handler& handler) {
   std::unique_ptr<SessionAcceptor> made(new SessionAcceptor(context, std::move(keys), handler));
-  auto acceptor = context.streams().listen_tcp(ports, &made->port_, made.get());
+  auto listening = context.streams().open_listener(ports);
+  if (!listening) {
+    return listening.error();
+  }
+  made->port_ = listening->port;
+  auto acceptor = context.streams().adopt_listener(listening->fd, made.get());
   if (!acceptor) {
     return acceptor.error();
   }

@@ -7,7 +7,7 @@
 
 #include "relay/session_stream.h"
 #include "runtime/base/run_limit.h"
-#include "runtime/streams/door.h"
+#include "runtime/streams/admission.h"
 
 namespace nccl_ha::relay {
 
@@ -24,7 +24,7 @@ class SessionAcceptor final : private AcceptorOwner, private SessionStream::Owne
     ~Handler() = default;
   };
   /// Neighbours that have not said yet what they want; for more than that others give way
-  /// (runtime/streams/door.h).
+  /// (runtime/streams/admission.h).
   static constexpr size_t pending_max = 64;
   /// How long one may take to say it.
   static constexpr Duration patience = std::chrono::milliseconds(5000);

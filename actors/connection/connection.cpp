@@ -32,7 +32,7 @@ Connection::Connection(fabric::Provider& provider, Engine& engine, size_t worker
 Connection::~Connection() {
   stop_timers();
   paths_.end();  // they speak to the side, and use its memory
-  state_.engine.unassign_worker(worker_index_, 1.0);
+  state_.engine.add_load(worker_index_, -1.0);
 }
 
 void Connection::stop_timers() {
@@ -80,11 +80,6 @@ void Connection::on(const Message& message) {
     case ConnectionMessage::slow_rail:
       if (state_.ready() && state_.backup) {
         side_->on_slow_rail(message.arg);
-      }
-      return;
-    case ConnectionMessage::turned_out:
-      if (state_.live()) {
-        side_->on_turned_out();
       }
       return;
     case ConnectionMessage::begun_anew:

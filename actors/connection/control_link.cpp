@@ -23,8 +23,8 @@ void retire_stream(std::unique_ptr<Stream> stream) {
 }  // namespace
 
 ControlLink::~ControlLink() {
-  if (port_) {
-    port_->remove(rejoin_token_);
+  if (door_) {
+    door_->leave(rejoin_token_);
   }
 }
 
@@ -41,14 +41,12 @@ Result<void> ControlLink::dial(const Route& route) {
   return {};
 }
 
-Result<void> ControlLink::adopt(int fd) {
-  auto stream = state_.context->peer_streams().adopt_fd(fd, this);
-  if (!stream) {
-    return stream.error();
-  }
-  stream_ = std::move(*stream);
+void ControlLink::adopt(std::unique_ptr<Stream> stream, ControlReader reader) {
+  stream_ = std::move(stream);
   heard_at_ = state_.context->moment();
-  return {};
+  stream_->set_owner(this);
+  reader_ = std::move(reader);
+  state_.context->request_stream_turns(1000);
 }
 
 Duration ControlLink::unheard_for() {
@@ -289,11 +287,7 @@ void ControlLink::on_stream_closed(Stream& stream, const Error& error) {
 void ControlLink::take_stream(std::unique_ptr<Stream> stream, ControlReader reader) {
   retire_stream(std::move(stream_));
   state_.counters->streams_anew.add();
-  stream_ = std::move(stream);
-  heard_at_ = state_.context->moment();
-  stream_->set_owner(this);
-  reader_ = std::move(reader);
-  state_.context->request_stream_turns(1000);
+  adopt(std::move(stream), std::move(reader));
 }
 
 RejoinPoint ControlLink::rejoin_point() {
@@ -305,12 +299,15 @@ RejoinPoint ControlLink::rejoin_point() {
       point.address = ip->bytes;
     }
   }
-  if (state_.context->config().enable_backup && !port_ &&
-      (port_ = ControlPort::of(*state_.context)) != nullptr) {
-    rejoin_token_ = port_->enter(this);
+  if (state_.context->config().enable_backup && !door_) {
+    auto door = Door::of(*state_.context);
+    if (const auto token = door->enter(this)) {
+      door_ = std::move(door);
+      rejoin_token_ = *token;
+    }
   }
-  if (port_) {
-    point.port = port_->port();
+  if (door_) {
+    point.port = door_->port();
     point.token = rejoin_token_;
   }
   return point;
@@ -322,11 +319,11 @@ void ControlLink::on_call(ControlType call, std::unique_ptr<Stream> stream, Cont
     const Error& failure = owner_.failure();
     answer_and_close(std::move(stream),
                      state_.phase == ConnectionPhase::gone || failure.code == Errc::ok
-                         ? encode(ControlType::absent, port_->process())
+                         ? encode(ControlType::absent, door_->process())
                          : encode(ControlType::failure, Refusal{failure.code, failure.what}));
     return;
   }
-  const std::vector<std::byte> present = encode(ControlType::present, port_->process());
+  const std::vector<std::byte> present = encode(ControlType::present, door_->process());
   auto peer = stream->peer_address();
   auto local = stream->local_address();
   if (call == ControlType::probe || !owner_.takes_streams()) {

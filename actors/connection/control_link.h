@@ -13,7 +13,7 @@
 #include "actors/connection/path_set.h"
 #include "actors/connection/state.h"
 #include "actors/control.h"
-#include "actors/control_port.h"
+#include "actors/door.h"
 #include "actors/rejoin.h"
 #include "actors/route.h"
 #include "ha/control_sequencer.h"
@@ -24,7 +24,7 @@ namespace nccl_ha {
 /// Takes each of the peer's messages once and in order, whatever ways it comes, and keeps this
 /// side's until the peer has confirmed them.  One thread.
 class ControlLink final : private StreamOwner,
-                          private ControlPort::Member,
+                          private Door::Member,
                           private Rejoin::Owner,
                           private ControlBoxes::Owner {
  public:
@@ -73,7 +73,8 @@ class ControlLink final : private StreamOwner,
 
   // The stream.
   Result<void> dial(const Route& route);
-  Result<void> adopt(int fd);  ///< takes the descriptor over, also when it fails
+  /// Reads from the beginning of a stream, with what was read from it already.
+  void adopt(std::unique_ptr<Stream> stream, ControlReader reader);
   Stream* stream() { return stream_.get(); }
   const Stream* stream() const { return stream_.get(); }
   /// Of the stream, or what was remembered; empty: neither.  For messages.
@@ -83,7 +84,7 @@ class ControlLink final : private StreamOwner,
   void drop_stream();
   /// It lingers by itself until what was written is out.
   void end_stream();
-  /// Reads from the beginning of another stream, with what was read from it already.
+  /// The same in place of the one before.
   void take_stream(std::unique_ptr<Stream> stream, ControlReader reader);
   void read_stream();
   void read_inbox();
@@ -107,12 +108,12 @@ class ControlLink final : private StreamOwner,
   /// stream: since it began, or was last asked about.  No stream: nothing was.
   Duration unheard_for();
   /// The peer knows this connection by a token (rejoin_point()).
-  bool has_token() const { return port_ != nullptr; }
+  bool has_token() const { return door_ != nullptr; }
 
   ControlBoxes& boxes() { return boxes_; }
   Rejoin& rejoin() { return rejoin_; }
   const Rejoin& rejoin() const { return rejoin_; }
-  /// Where this side takes streams or probes; makes the port.
+  /// Where this side takes streams or probes; opens the door.
   RejoinPoint rejoin_point();
   /// Writes the latest message to the stream that a rejoin under way has opened.
   void write_latest_to_rejoin();
@@ -122,7 +123,7 @@ class ControlLink final : private StreamOwner,
   void on_stream_open(Stream& stream) override { owner_.on_stream_open(stream); }
   void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
   void on_stream_closed(Stream& stream, const Error& error) override;
-  // ControlPort::Member
+  // Door::Member
   void on_call(ControlType call, std::unique_ptr<Stream> stream, ControlReader reader) override;
   // Rejoin::Owner
   void on_attempt() override { owner_.on_attempt(); }
@@ -153,7 +154,7 @@ class ControlLink final : private StreamOwner,
   std::string peer_address_;
   uint64_t stream_messages_ = 0;  ///< taken from streams
   bool confirm_due_ = false;
-  std::shared_ptr<ControlPort> port_;  ///< where the peer may come back; may be null
+  std::shared_ptr<Door> door_;  ///< where the peer may come back; may be null
   Secret rejoin_token_;
 };
 

@@ -141,8 +141,9 @@ Duration PathRenewal::wait_of(size_t lane) {
     next.looks = next.looks && !passed;
     return next.backoff.next(random);
   }
-  const auto pace = static_cast<uint64_t>(sweep_pace.count()) *
-                    std::max<size_t>(state_.context->worker().actor_count(), 1);
+  const size_t others =
+      std::max<size_t>(state_.context->worker().actor_count(), 2) - 1;  // the door
+  const auto pace = static_cast<uint64_t>(sweep_pace.count()) * others;
   return Duration(pace / 2 + random.below(pace));
 }
 

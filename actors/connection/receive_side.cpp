@@ -1,7 +1,6 @@
 #include "actors/connection/receive_side.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -9,18 +8,15 @@
 
 #include "actors/connection/connection.h"
 #include "actors/connection/rails.h"
-#include "actors/listener.h"
+#include "actors/listen_channel.h"
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
-#include "runtime/base/own_fd.h"
 #include "runtime/engine/engine.h"
 
 namespace nccl_ha {
 namespace {
 
 std::atomic<uint64_t> next_domain{uint64_t{1} << 32};
-
-constexpr Duration hello_grace = std::chrono::milliseconds(100);
 
 /// How often is looked whether a welcome has arrived; and for how long it may be on its way before
 /// its connector is told so.
@@ -33,27 +29,26 @@ constexpr Duration probe_after = std::chrono::milliseconds(100);
 }  // namespace
 
 std::unique_ptr<Actor> make_receive_connection(fabric::Provider& provider, Engine& engine,
-                                               size_t worker, int fd,
-                                               const fabric::RailDevices& devices,
-                                               std::shared_ptr<ListenChannel> listener,
-                                               uint64_t place) {
+                                               size_t worker, const fabric::RailDevices& devices,
+                                               std::shared_ptr<ListenChannel> listen,
+                                               Arrival arrival) {
   return std::make_unique<Connection>(
       provider, engine, worker, [&](const ConnectionParts& parts, SideOwner& owner) {
-        return std::make_unique<ReceiveSide>(parts, owner, fd, devices, std::move(listener), place);
+        return std::make_unique<ReceiveSide>(parts, owner, devices, std::move(listen),
+                                             std::move(arrival));
       });
 }
 
-ReceiveSide::ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd,
-                         const fabric::RailDevices& devices,
-                         std::shared_ptr<ListenChannel> listener, uint64_t place)
+ReceiveSide::ReceiveSide(const ConnectionParts& parts, SideOwner& owner,
+                         const fabric::RailDevices& devices, std::shared_ptr<ListenChannel> listen,
+                         Arrival arrival)
     : parts_(parts),
       state_(parts.state),
       paths_(parts.paths),
       control_(parts.control),
       owner_(owner),
-      fd_(fd),
-      listener_(std::move(listener)),
-      place_(place) {
+      arrival_(std::move(arrival)),
+      listen_(std::move(listen)) {
   state_.attachment.device = devices.first();
   state_.devices = devices;
   welcome_timer_.bind([](void* self) { static_cast<ReceiveSide*>(self)->look_after_welcome(); },
@@ -66,8 +61,7 @@ ReceiveSide::~ReceiveSide() {
   if (endpoint_) {
     endpoint_->driver.serve_by(nullptr);
   }
-  close_fd(fd_);
-  listener_->leave(place_);
+  listen_->leave(state_.id);
 }
 
 void ReceiveSide::stop() {
@@ -81,44 +75,18 @@ void ReceiveSide::stop() {
 }
 
 void ReceiveSide::begin() {
-  owner_.arm_deadline(std::chrono::milliseconds(state_.context->config().handshake_timeout_ms));
-  state_.context->request_stream_turns(1000);
-  if (auto adopted = control_.adopt(std::exchange(fd_, -1)); !adopted) {
-    NHA_LOG_WARN_LIMITED("listener: cannot use an accepted connection: {}",
-                         adopted.error().message());
-    owner_.finish();
-  }
-}
-
-void ReceiveSide::reject_peer(std::string_view why) {
-  NHA_LOG_WARN_LIMITED("listener: rejected an unauthenticated peer at {}: {}",
-                       state_.owner.peer_text(), why);
-  owner_.finish();
-}
-
-void ReceiveSide::on_turned_out() {
-  if (!welcome_) {
-    reject_peer("others wait for its place");
-  }
+  control_.adopt(std::move(arrival_.stream), std::move(arrival_.reader));
+  on_hello(std::exchange(arrival_.hello, {}));
+  control_.read_stream();
 }
 
 /// Nobody is told: the connector never knew of this one.
 void ReceiveSide::on_begun_anew() {
-  NHA_LOG_INFO("listener: {} connects anew, as no answer had reached it", state_.owner.peer_text());
+  NHA_LOG_INFO("{} connects anew, as no answer had reached it", state_.owner.peer_text());
   owner_.finish();
 }
 
 void ReceiveSide::on_deadline() {
-  if (!welcome_ && !std::exchange(overdue_, true)) {
-    // If this process stood still, the hello is there and was only not read yet.
-    owner_.arm_deadline(hello_grace);
-    state_.context->request_stream_turns(1000);
-    return;
-  }
-  if (!welcome_) {
-    reject_peer("it did not say hello in time");
-    return;
-  }
   const std::string& need = parts_.failover.need();
   const std::string why = parts_.liveness.after_links(
       need.empty() ? "" : "no path came up, the last one: " + need, true);
@@ -128,14 +96,10 @@ void ReceiveSide::on_deadline() {
 }
 
 void ReceiveSide::on_peer_gone(const Error& error) {
-  if (!welcome_) {
-    reject_peer("it closed or sent something else than a hello: " + error.message());
-    return;
-  }
   if (!told_paths_) {
     // A connector that lives dials again, as nothing was agreed.
-    NHA_LOG_INFO("listener: the stream of {} ended before it was answered: {}",
-                 state_.owner.peer_text(), error.message());
+    NHA_LOG_INFO("the stream of {} ended before it was answered: {}", state_.owner.peer_text(),
+                 error.message());
     owner_.finish();
     return;
   }
@@ -143,14 +107,6 @@ void ReceiveSide::on_peer_gone(const Error& error) {
 }
 
 void ReceiveSide::on_control(const ControlReader::Message& message) {
-  if (!welcome_) {
-    if (message.type != ControlType::hello) {
-      reject_peer("its first message is no hello");
-    } else {
-      on_hello(message.payload);
-    }
-    return;
-  }
   switch (message.type) {
     case ControlType::close:
       on_peer_closed(message.payload);
@@ -185,11 +141,8 @@ void ReceiveSide::on_control(const ControlReader::Message& message) {
 }
 
 std::optional<Refusal> ReceiveSide::judge(const Hello& hello) const {
-  if (hello.version != control_version) {
-    return Refusal{Errc::remote,
-                   fmt::format("protocol version {} here, {} there; install the same nccl-ha on "
-                               "both hosts",
-                               control_version, hello.version)};
+  if (!common_version(hello.versions)) {
+    return Refusal{Errc::remote, no_common_version(hello.versions)};
   }
   if (state_.provider.accepts(state_.attachment.device, hello.kind)) {
     return std::nullopt;
@@ -197,33 +150,30 @@ std::optional<Refusal> ReceiveSide::judge(const Hello& hello) const {
   return Refusal{Errc::remote, state_.provider.refusal(state_.attachment.device, hello.kind)};
 }
 
-void ReceiveSide::on_hello(std::span<const std::byte> payload) {
-  const auto hello = decode_hello(payload);
-  if (!hello || hello->nonce != listener_->nonce()) {
-    reject_peer(hello ? "it does not know this listener's nonce" : "its hello is malformed");
-    return;
-  }
-  state_.peer_host = hello->host;
-  state_.peer_process = hello->rejoin.process.pid;
-  welcome_ = true;
-  const ListenChannel::Guest self{state_.context->worker_index(), state_.id};
-  if (const auto vain = listener_->begin(place_, *hello, self)) {
-    if (*vain == self) {
+void ReceiveSide::on_hello(const Hello& hello) {
+  state_.peer_host = hello.host;
+  state_.peer_process = hello.rejoin.process.pid;
+  if (const auto vain = listen_->begin(hello, state_.id)) {
+    if (*vain == state_.id) {
       on_begun_anew();
       return;
     }
-    tell(state_.engine, *vain, ConnectionMessage::begun_anew);
+    Message message{};
+    message.to = *vain;
+    message.kind = static_cast<uint32_t>(ConnectionMessage::begun_anew);
+    state_.context->send_self(message);
   }
-  if (const auto refusal = judge(*hello)) {
+  if (const auto refusal = judge(hello)) {
     control_.send_plain(encode(ControlType::reject, *refusal));
     state_.fail(fail(Errc::remote, refusal->text), false);
     return;
   }
-  if (auto made = make_paths(*hello); !made) {
+  state_.version = *common_version(hello.versions);
+  if (auto made = make_paths(hello); !made) {
     state_.fail(made.error());
     return;
   }
-  hello_ = *hello;
+  hello_ = hello;
   on_first_address();
 }
 
@@ -282,6 +232,7 @@ void ReceiveSide::send_welcome(const Hello& hello) {
   paths_.find_places();
   const auto shadows = static_cast<uint8_t>(state_.context->config().shadow_paths);
   Welcome welcome;
+  welcome.version = state_.version;
   agree_on_rails(hello, welcome);
   const auto most = static_cast<uint8_t>(shadows_max - state_.rails.rails);
   state_.shadows = state_.backup ? std::min({hello.shadows, shadows, most}) : uint8_t{0};
@@ -355,23 +306,22 @@ void ReceiveSide::on_settled() {
 void ReceiveSide::on_usable() {
   NHA_LOG_INFO("accepted {} over {}", state_.owner.peer_text(), paths_.text());
   state_.note(TraceEvent::actor_opened, 1, state_.counters->key);
-  listener_->settle(place_);
+  listen_->settle(state_.id);
   if (control_.stream() != nullptr) {
     control_.rejoin().stop();  // the welcome has arrived
   }
   endpoint_->driver.serve_by(&*receiver_);
   endpoint_->channel.set_ready();
-  if (!listener_->offer(endpoint_)) {
+  if (!listen_->offer(endpoint_)) {
     state_.fail(fail(Errc::closed, "the listen was closed before the connection was accepted"));
     owner_.close();
   }
 }
 
 void ReceiveSide::on_failure(const Error& error, bool told) {
-  // Before the hello nobody is waited for; afterwards the real peer was there and could not be
-  // served, which accept() has to report.
+  // The real peer was there and could not be served, which accept() has to report.
   if (!told) {
-    listener_->fail(error);
+    listen_->fail(error);
     owner_.finish();
   }
 }

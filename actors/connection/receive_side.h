@@ -1,4 +1,4 @@
-// The accepting side: checks who knocks, agrees on the paths, and hands the connection to accept().
+// The accepting side: checks the hello, agrees on the paths, and hands the connection to accept().
 #pragma once
 
 #include <cstddef>
@@ -19,20 +19,25 @@ namespace nccl_ha {
 
 class ListenChannel;
 
-/// The actor that serves a connection that `fd` was accepted for, at those devices.  It takes the
-/// descriptor over; `worker` was assigned by the engine.
+/// A peer that knows the nonce of a listen.
+struct Arrival {
+  std::unique_ptr<Stream> stream;
+  ControlReader reader;  ///< with what was read from the stream behind the hello
+  Hello hello;
+};
+
+/// The actor that serves the connection for which it has come, at those devices.  The load was
+/// added to `worker`, which is where the door is.
 std::unique_ptr<Actor> make_receive_connection(fabric::Provider& provider, Engine& engine,
-                                               size_t worker, int fd,
-                                               const fabric::RailDevices& devices,
-                                               std::shared_ptr<ListenChannel> listener,
-                                               uint64_t place);
+                                               size_t worker, const fabric::RailDevices& devices,
+                                               std::shared_ptr<ListenChannel> listen,
+                                               Arrival arrival);
 
 /// One thread.
 class ReceiveSide final : public Side, private Receiver::Owner {
  public:
-  ReceiveSide(const ConnectionParts& parts, SideOwner& owner, int fd,
-              const fabric::RailDevices& devices, std::shared_ptr<ListenChannel> listener,
-              uint64_t place);
+  ReceiveSide(const ConnectionParts& parts, SideOwner& owner, const fabric::RailDevices& devices,
+              std::shared_ptr<ListenChannel> listen, Arrival arrival);
   ~ReceiveSide() override;
 
   const char* name() const override { return "receive-connection"; }
@@ -42,7 +47,6 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   void on_stream_open(Stream& stream) override { (void)stream; }
   void on_control(const ControlReader::Message& message) override;
   void on_deadline() override;
-  void on_turned_out() override;
   void on_begun_anew() override;
   void on_settled() override;
   void on_usable() override;
@@ -88,8 +92,7 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   void stop() override;
 
  private:
-  void reject_peer(std::string_view why);
-  void on_hello(std::span<const std::byte> payload);
+  void on_hello(const Hello& hello);
   /// What the peer is refused for; nullopt: nothing.
   std::optional<Refusal> judge(const Hello& hello) const;
   Result<void> make_paths(const Hello& hello);
@@ -114,14 +117,11 @@ class ReceiveSide final : public Side, private Receiver::Owner {
   PathSet& paths_;
   ControlLink& control_;
   SideOwner& owner_;
-  int fd_;  ///< until begin()
-  const std::shared_ptr<ListenChannel> listener_;
-  const uint64_t place_;        ///< there, until the peer has shown the nonce
+  Arrival arrival_;  ///< until begin()
+  const std::shared_ptr<ListenChannel> listen_;
   std::optional<Hello> hello_;  ///< the peer's, until the welcome answers it
   bool told_paths_ = false;     ///< the welcome was sent
   Timer welcome_timer_;         ///< until it has led to something
-  bool welcome_ = false;        ///< the peer knew the nonce
-  bool overdue_ = false;        ///< it should have said so by now
   // From the hello on.
   std::shared_ptr<ReceiveEndpoint> endpoint_;
   std::optional<Receiver> receiver_;

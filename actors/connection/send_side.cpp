@@ -196,9 +196,14 @@ void SendSide::on_control(const ControlReader::Message& message) {
     case ControlType::retire:
     case ControlType::probe:
     case ControlType::present:
-    case ControlType::absent:
     case ControlType::ask:
       break;
+    case ControlType::absent:
+      if (welcomed_) {
+        break;
+      }
+      on_route_error(fail(Errc::remote, "nothing listens there any more"));
+      return;
   }
   state_.fail(fail(Errc::remote, "unexpected message on the control stream"));
 }
@@ -206,17 +211,15 @@ void SendSide::on_control(const ControlReader::Message& message) {
 void SendSide::on_welcome(std::span<const std::byte> payload) {
   const auto welcome = decode_welcome(payload);
   if (!welcome || paths_.size() == 0 || std::exchange(welcomed_, true) ||
-      (welcome->version == control_version && welcome->paths.size() != paths_.size())) {
+      (own_versions.has(welcome->version) && welcome->paths.size() != paths_.size())) {
     state_.fail(fail(Errc::remote, "malformed or repeated welcome on the control stream"));
     return;
   }
-  if (welcome->version != control_version) {
-    state_.fail(fail(Errc::remote,
-                     fmt::format("the peer speaks protocol version {}, this one {}; install the "
-                                 "same nccl-ha on both",
-                                 welcome->version, control_version)));
+  if (!own_versions.has(welcome->version)) {
+    state_.fail(fail(Errc::remote, no_common_version({welcome->version, welcome->version})));
     return;
   }
+  state_.version = welcome->version;
   state_.note_heard(state_.counters->key);
   state_.peer_host = welcome->host;
   state_.peer_process = welcome->rejoin.process.pid;

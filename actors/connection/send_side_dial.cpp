@@ -96,8 +96,9 @@ void SendSide::on_route_timer() {
   begin_anew(Duration(0));
 }
 
-/// Before the hello.
+/// Before the hello, or in answer to it.
 void SendSide::on_route_error(const Error& error) {
+  attempt_.said_hello = false;
   state_.context->timers().cancel(route_timer_);
   note_route_error(error.message());
   control_.drop_stream();
@@ -190,8 +191,8 @@ bool SendSide::dial_later(const Error& error) {
   return true;
 }
 
-/// A listener that many unknown peers besiege may have taken this side for one of them, as may one
-/// that this process kept waiting.
+/// A door that many unknown peers besiege may have taken this side for one of them, as may one that
+/// this process kept waiting.
 void SendSide::dial_again(const Error& error) {
   NHA_LOG_DEBUG("connecting to {} again, as the stream ended before the welcome: {}",
                 state_.owner.peer_text(), error.message());

@@ -68,8 +68,6 @@ class Side {
   virtual void on_first_address() = 0;
   /// The handshake took too long.
   virtual void on_deadline() = 0;
-  /// Others who wait at the listener need the place, unless the peer has said who it is.
-  virtual void on_turned_out() {}
   /// Before it was usable: the peer has begun it anew, with another one.
   virtual void on_begun_anew() {}
   /// The first paths have come up or failed: from now on what fails is replaced.

@@ -70,13 +70,14 @@ struct ConnectionState {
   fabric::Attachment attachment;
   fabric::PathTraits traits;  ///< of `attachment`
   uint64_t domain = 0;
-  std::optional<SharedKey> shared;  ///< with the peer, of the connection's first stream
-  bool backup = false;              ///< both sides replace paths that fail
-  bool agreed = false;              ///< each side has said whether it wants that
-  uint8_t shadows = 0;              ///< lanes over NICs that stand by
-  fabric::RailDevices devices;      ///< of this side's device; the first is `attachment`'s
-  ha::RailTerms terms;              ///< what this side says of them
-  ha::RailAgreement rails;          ///< what both sides do
+  std::optional<SharedKey> shared;     ///< with the peer, of the connection's first stream
+  bool backup = false;                 ///< both sides replace paths that fail
+  bool agreed = false;                 ///< each side has said whether it wants that
+  uint16_t version = control_version;  ///< of the protocol, from the answer to the hello on
+  uint8_t shadows = 0;                 ///< lanes over NICs that stand by
+  fabric::RailDevices devices;         ///< of this side's device; the first is `attachment`'s
+  ha::RailTerms terms;                 ///< what this side says of them
+  ha::RailAgreement rails;             ///< what both sides do
   uint8_t traffic_class = 0;
   uint8_t service_level = 0;
 

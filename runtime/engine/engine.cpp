@@ -200,9 +200,9 @@ size_t Engine::assign_worker(int numa_node, double weight) {
   return index;
 }
 
-void Engine::unassign_worker(size_t worker, double weight) {
+void Engine::add_load(size_t worker, double weight) {
   std::lock_guard lock(load_mutex_);
-  loads_[worker].load -= weight;
+  loads_[worker].load += weight;
 }
 
 void Engine::wake_sleeper(WorkerSlot& slot) {

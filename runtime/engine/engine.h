@@ -70,9 +70,9 @@ class Engine {
   }
 
   /// Any thread.  Chooses a worker for something that lives on `numa_node` (-1: anywhere) and adds
-  /// `weight` to its load; unassign_worker() takes it off again.
+  /// `weight` to its load, which add_load() takes off again.
   size_t assign_worker(int numa_node, double weight);
-  void unassign_worker(size_t worker, double weight);
+  void add_load(size_t worker, double weight);
 
   /// Of a caller who only waits.
   static constexpr unsigned wait_poll_limit = 16;

@@ -63,8 +63,8 @@ Result<ActorId> Worker::reserve() {
   std::lock_guard lock(reserve_mutex_);
   if (free_slots_.empty()) {
     return fail(Errc::no_memory,
-                fmt::format("progress thread {} has {} connections and listens, and room for no "
-                            "more; use more threads (HA_NCCL_PROGRESS_THREADS)",
+                fmt::format("progress thread {} has {} connections, and room for no more; use "
+                            "more threads (HA_NCCL_PROGRESS_THREADS)",
                             worker_index(), slots_.size()));
   }
   const uint32_t index = free_slots_.back();

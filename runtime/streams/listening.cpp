@@ -5,8 +5,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 
 #include "runtime/base/own_fd.h"
@@ -54,26 +52,16 @@ int listen_on(const IpAddress& address, uint16_t port, Listening* out) {
 
 }  // namespace
 
-Result<Listening> open_listener(std::span<const IpAddress> addresses, std::string_view ports) {
+Result<Listening> open_listener(const IpAddress& address, std::string_view ports) {
   auto range = parse_port_range(ports);
   if (!range) {
     return fail(Errc::invalid_argument,
                 fmt::format("HA_NCCL_LISTEN_PORTS={}: {}", ports, range.error().what));
   }
-  // One address: bind to it alone.  Several: to all of the host's, since peers come in over
-  // whichever of them they share a subnet with.
-  IpAddress bind_to = addresses.front();
-  const bool any6 = std::any_of(addresses.begin(), addresses.end(),
-                                [](const IpAddress& a) { return a.family == 6; });
-  const bool wildcard = addresses.size() > 1;
-  if (wildcard) {
-    bind_to = {};
-    bind_to.family = any6 ? 6 : 4;
-  }
   int error = EADDRINUSE;
   for (uint32_t port = range->low; port <= range->high && error == EADDRINUSE; ++port) {
     Listening listening;
-    error = listen_on(bind_to, static_cast<uint16_t>(port), &listening);
+    error = listen_on(address, static_cast<uint16_t>(port), &listening);
     if (error == 0) {
       return listening;
     }
@@ -88,21 +76,20 @@ Result<Listening> open_listener(std::span<const IpAddress> addresses, std::strin
   if (error == EADDRINUSE) {
     return fail(
         Errc::system,
-        fmt::format("no free TCP port in HA_NCCL_LISTEN_PORTS={}: widen the range (one port "
-                    "per connection being set up is needed) or use 0",
+        fmt::format("no free TCP port in HA_NCCL_LISTEN_PORTS={}: widen the range (each process "
+                    "needs a port for each of its progress threads) or use 0",
                     ports),
         error);
   }
-  return fail(Errc::system, fmt::format("cannot listen on {}", bind_to.text()), error);
+  return fail(Errc::system, fmt::format("cannot listen on {}", address.text()), error);
 }
 
 Result<Listening> open_listener(std::string_view ports) {
-  std::array<IpAddress, 2> any{};
-  any[0].family = 6;
+  IpAddress any{};
+  any.family = 6;
   auto both = open_listener(any, ports);
-  // A kernel without IPv6.
-  return both || both.error().sys != EAFNOSUPPORT ? both
-                                                  : open_listener(std::span(any).last(1), ports);
+  any.family = 4;  // where the kernel has no IPv6, or none for this process
+  return both || both.error().sys == EADDRINUSE ? both : open_listener(any, ports);
 }
 
 }  // namespace nccl_ha

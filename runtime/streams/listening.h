@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string_view>
 
 #include "runtime/base/ip_address.h"
@@ -13,9 +12,9 @@ struct Listening {
   int fd = -1;
   uint16_t port = 0;
 };
-/// Opens a non-blocking listening socket for these addresses on a port of `ports` ("0", "5000" or
+/// Opens a non-blocking listening socket at that address on a port of `ports` ("0", "5000" or
 /// "5000-5100").
-Result<Listening> open_listener(std::span<const IpAddress> addresses, std::string_view ports);
+Result<Listening> open_listener(const IpAddress& address, std::string_view ports);
 /// The same for all addresses of this host.
 Result<Listening> open_listener(std::string_view ports);
 

@@ -14,6 +14,7 @@
 #include "runtime/base/aead.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/result.h"
+#include "runtime/streams/listening.h"
 
 namespace nccl_ha {
 
@@ -114,10 +115,9 @@ class StreamFactory {
   virtual Result<std::unique_ptr<Stream>> adopt_fd(int fd, StreamOwner* owner) = 0;
   /// A bound, listening, non-blocking socket; ownership passes, also on failure.
   virtual Result<std::unique_ptr<Acceptor>> adopt_listener(int fd, AcceptorOwner* owner) = 0;
-  /// Listens on all addresses of this host, on a port of `ports` (HA_NCCL_LISTEN_PORTS), and tells
-  /// which.
-  virtual Result<std::unique_ptr<Acceptor>> listen_tcp(std::string_view ports, uint16_t* port,
-                                                       AcceptorOwner* owner) = 0;
+  /// Any thread.  A socket for adopt_listener() that listens at all addresses of this host, on a
+  /// port of `ports` (HA_NCCL_LISTEN_PORTS).
+  virtual Result<Listening> open_listener(std::string_view ports) = 0;
   virtual Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
                                                                   DatagramOwner* owner) = 0;
   /// A descriptor that others own and read, made non-blocking; it must stay open as long as the

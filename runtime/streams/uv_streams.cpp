@@ -97,8 +97,9 @@ class UvStreams final : public StreamFactory {
                                                StreamOwner* owner) override;
   Result<std::unique_ptr<Stream>> adopt_fd(int fd, StreamOwner* owner) override;
   Result<std::unique_ptr<Acceptor>> adopt_listener(int fd, AcceptorOwner* owner) override;
-  Result<std::unique_ptr<Acceptor>> listen_tcp(std::string_view ports, uint16_t* port,
-                                               AcceptorOwner* owner) override;
+  Result<Listening> open_listener(std::string_view ports) override {
+    return nccl_ha::open_listener(ports);
+  }
   Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
                                                           DatagramOwner* owner) override {
     return bind_datagram_on(*this, address, owner);
@@ -517,16 +518,6 @@ Result<std::unique_ptr<Stream>> UvStreams::adopt_fd(int fd, StreamOwner* owner) 
 
 Result<std::unique_ptr<Acceptor>> UvStreams::adopt_listener(int fd, AcceptorOwner* owner) {
   return accept_on(*this, fd, owner);
-}
-
-Result<std::unique_ptr<Acceptor>> UvStreams::listen_tcp(std::string_view ports, uint16_t* port,
-                                                        AcceptorOwner* owner) {
-  auto listening = open_listener(ports);
-  if (!listening) {
-    return listening.error();
-  }
-  *port = listening->port;
-  return adopt_listener(listening->fd, owner);
 }
 
 Result<std::unique_ptr<LinkWatch>> UvStreams::watch_links(LinkWatchOwner* owner) {

@@ -71,7 +71,7 @@ def packets():
     write("packet", "address", address + bytes(72 - len(address)))
 
 
-VERSION = 16  # control_version
+VERSION = 17  # control_version
 
 
 def message(kind, payload):
@@ -92,10 +92,11 @@ def control():
     terms = struct.pack("<BBBBB", 0, 1, 1, 0, 0) + bytes(16)
     isolated = struct.pack("<BBBBB", 1, 2, 2, 24, 4) + bytes([198, 18, 0, 1]) + bytes(12)
     agreement = struct.pack("<BBB", 0, 1, 2) + bytes([1, 0, 0])
-    hello = struct.pack("<HQ", VERSION, 42) + rejoin + struct.pack("<IBBBBB", 1, 1, 0, 0, 1, 1) + terms + host + paths
-    hello_rdma = (struct.pack("<HQ", VERSION, 42) + rejoin + struct.pack("<IBBBBB", 3, 2, 106, 3, 1, 1) + isolated
+    hello = struct.pack("<HQH", VERSION, 42, VERSION) + rejoin + struct.pack("<IBBBBB", 1, 1, 0, 0, 1, 1) + terms + host + paths
+    hello_rdma = (struct.pack("<HQH", VERSION, 42, VERSION) + rejoin + struct.pack("<IBBBBB", 3, 2, 106, 3, 1, 1) + isolated
                   + host + rdma)
     hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
+    hello_newer = struct.pack("<HQH", VERSION + 1, 42, VERSION) + hello[12:] + bytes(5)
     welcome = struct.pack("<H", VERSION) + rejoin + struct.pack("<BBB", 1, 1, 1) + host + paths + rails + agreement
     refusal = struct.pack("<BH", 1, 9) + b"not yours"
     close = struct.pack("<QQ", 12, 3)
@@ -104,7 +105,7 @@ def control():
     # Two groups: one of two buffers, one that is whole.
     fenced = struct.pack("<BIQB", 2, 7, 100, 2) + struct.pack("<BBHH", 0, 2, 0x8001, 0) + struct.pack("<BB", 1, 0)
     offer = struct.pack("<BIB", 2, 8, 1) + end(48)
-    bodies = {"hello": (1, hello), "hello_rdma": (1, hello_rdma), "hello_old": (1, hello_old),
+    bodies = {"hello": (1, hello), "hello_rdma": (1, hello_rdma), "hello_old": (1, hello_old), "hello_newer": (1, hello_newer),
               "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close), "failure": (5, refusal),
               "suspect": (6, notice), "down": (7, down), "fenced": (8, fenced), "rebuild": (9, offer),
               "rebuilt": (10, offer), "confirm": (11, b""),

@@ -297,13 +297,17 @@ enum class Mutation : uint16_t {
   relay_not_told,         ///< an end that fails does not tell the relay
   relayed_fence_skipped,  ///< an end that fails says that all is over while its last hop works
   way_kept,  ///< a path waits for the host with which it began, though another one is free
-  first_one_favoured,  ///< one session gets more than the others in its turn
-  silent_route_kept,   ///< a connector waits for a route that is silent, though there is another
-  lost_hello_kept,     ///< whether a hello has arrived is left to the kernel
-  lost_welcome_kept,   ///< so is whether a welcome has
-  begun_twice,         ///< what a connector begins anew leaves what it began before
-  late_hello_taken,    ///< a hello that comes after that of a later attempt takes its place
-  unshown_key_kept,    ///< a stream whose acceptor does not show its key is waited for
+  first_one_favoured,    ///< one session gets more than the others in its turn
+  silent_route_kept,     ///< a connector waits for a route that is silent, though there is another
+  lost_hello_kept,       ///< whether a hello has arrived is left to the kernel
+  lost_welcome_kept,     ///< so is whether a welcome has
+  begun_twice,           ///< what a connector begins anew leaves what it began before
+  late_hello_taken,      ///< a hello that comes after that of a later attempt takes its place
+  newest_version_taken,  ///< a connection is to speak a version that one side does not know
+  newer_hello_refused,   ///< a hello with more at its end than this version has is malformed
+  absence_untold,        ///< who comes for a listen that is closed is not told so
+  unread_hello_lost,     ///< a hello that came while its process stood still came too late
+  unshown_key_kept,      ///< a stream whose acceptor does not show its key is waited for
   asks_with_failover_only,  ///< without failover an acceptor whose stream ends gives up
   route_not_remembered,     ///< an address that goes ends what it had led to the peer before
   lone_path_given_up,  ///< a path whose cable has no link for a moment is given up though alone
@@ -356,7 +360,10 @@ enum class Mutation : uint16_t {
   queue_fault_unheard,    ///< a queue pair that fails without a completion is only told of
   // Of connections that NCCL never has:
   failed_connect_kept,  ///< one that could not be made lives on
-  unaccepted_kept,      ///< one that nobody accepted lives on after its listener
+  unaccepted_kept,      ///< one that nobody accepted lives on after its listen
+  closed_forgets,       ///< one that is ready after its listen was closed waits there for ever
+  listen_kept,          ///< a listen that was closed can still be asked for
+  listen_load_kept,     ///< it still counts where a worker is chosen
 
   // Of what simulated runs met too seldom.  Lanes, two of which fail at nearly one time:
   record_counts_chunk,  ///< a chunk's record counts the chunk's bytes as under way once more

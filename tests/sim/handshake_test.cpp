@@ -148,7 +148,7 @@ TEST(SimHandshake, AConnectorThatClosesAtOnceIsAccepted) {
         SCOPED_TRACE(fmt::format("rdma {}, failover {}, the receiver stands still at point {}",
                                  rdma, backup, point));
         SimPair pair(57 + point, lossy, config, cables);
-        rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5000);
+        rig::SimLink link(pair.world(), pair.sender(), pair.receiver());
         const Instant at = pair.world().now() + microseconds(20 * point);
         bool stood = false;
         bool closed = false;
@@ -192,7 +192,7 @@ TEST(SimHandshake, WhatAConnectorSentBeforeItClosedArrives) {
     sim::Link lossy;
     lossy.drop = 0.5;
     SimPair pair(900 + seed, lossy, config);
-    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5000);
+    rig::SimLink link(pair.world(), pair.sender(), pair.receiver());
     std::string out(text);
     void* request = nullptr;
     int done = 0;
@@ -253,7 +253,7 @@ TEST(SimHandshake, APeerThatIsKilledInItEndsIt) {
       SCOPED_TRACE(fmt::format("the {} dies at point {}", sender ? "sender" : "receiver", point));
       SimPair pair(45, {});
       const Instant at = pair.world().now() + takes * point / 30;
-      rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5000);
+      rig::SimLink link(pair.world(), pair.sender(), pair.receiver());
       ASSERT_FALSE(pair.world().run_until([] { return false; }, at - pair.world().now()));
       pair.world().kill_process(sender ? pair.sender() : pair.receiver());
       if (sender) {
@@ -451,10 +451,9 @@ TEST(SimHandshake, ARouteThatIsSilentLeavesItToTheNext) {
 TEST(SimHandshake, WhoShowsTheNonceHasNoPlaceAtTheDoorAnyMore) {
   SimPair pair(58, {});
   for (uint16_t i = 0; i < 3; ++i) {
-    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), static_cast<uint16_t>(5001 + i),
-                      nullptr);
+    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), nullptr);
     ASSERT_TRUE(link.wait_ready()) << link.error();
-    EXPECT_EQ(link.listener().waiting(), 0U) << "the ones after it are rejected";
+    EXPECT_EQ(link.door().waiting(), 0U) << "the ones after it are rejected";
   }
 }
 
@@ -470,7 +469,7 @@ TEST(SimHandshake, WhereTheAskedDeviceHasNoCableAConnectionLivesWhereItsStreamLe
     Route& route = how.routes.emplace_back();
     route.to = sim::Endpoint{pair.receiver().addresses[rail], 0}.to_sockaddr();
     route.from = sim::Endpoint{pair.sender().addresses[rail], 0}.to_sockaddr();
-    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), how);
     ASSERT_TRUE(link.wait_ready()) << link.error();
     // With MPIB_OOB_IF a stream may begin anywhere.
     EXPECT_EQ(link.sender().attachment().device, streams_tell ? rail : 0);
@@ -487,7 +486,7 @@ TEST(SimHandshake, WhereStreamsBeginAtOneNicForAllAConnectionLivesWhereItWasAske
   Route& route = how.routes.emplace_back();
   route.to = sim::Endpoint{pair.receiver().addresses[0], 0}.to_sockaddr();
   route.from = sim::Endpoint{pair.sender().addresses[0], 0}.to_sockaddr();
-  rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+  rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), how);
   link.step_connecting();
   EXPECT_EQ(link.sender().attachment().device, 1U);
   EXPECT_TRUE(link.wait_ready()) << link.error();
@@ -511,7 +510,7 @@ TEST(SimHandshake, AConnectionLivesWhereItsStreamLeads) {
       route.to = sim::Endpoint{pair.receiver().addresses[rail], 0}.to_sockaddr();
       route.from = sim::Endpoint{pair.sender().addresses[rail], 0}.to_sockaddr();
     }
-    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), how);
     const Instant begin = pair.world().now();
     ASSERT_TRUE(link.wait_ready()) << link.error();
     EXPECT_LE(pair.world().now() - begin, seconds(3));

@@ -17,7 +17,7 @@ constexpr const char* chunk_text = "a chunk is acknowledged once, by the lane th
 TEST(SimInvariant, ABrokenOneEndsItsConnectionAndNoOther) {
   SimPair pair(1, {}, {}, {.rails = 2});
   ASSERT_TRUE(pair.connect()) << pair.error();
-  SimLink other(pair.world(), pair.sender(), pair.receiver(), 4711);
+  SimLink other(pair.world(), pair.sender(), pair.receiver());
   ASSERT_TRUE(other.wait_ready()) << other.error();
 
   const test::LogLines log;

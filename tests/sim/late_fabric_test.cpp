@@ -39,7 +39,7 @@ class LateFabric : public testing::Test {
       ASSERT_TRUE(process) << process.error().message();
       hosts_[host - 1U] = *process;
     }
-    link_ = std::make_unique<rig::SimLink>(world_, *hosts_[0], *hosts_[1], 5000);
+    link_ = std::make_unique<rig::SimLink>(world_, *hosts_[0], *hosts_[1]);
   }
   void connect() {
     add_hosts();

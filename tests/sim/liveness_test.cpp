@@ -323,7 +323,7 @@ TEST(SimLiveness, WhatOnePathAcknowledgesIsNoLifeOfAnotherOne) {
   sim::World world(221);
   sim::Process& from = **world.add_process({sim::ip(10, 0, 0, 1), sim::ip(10, 1, 0, 1)}, looks, 2);
   sim::Process& to = **world.add_process({sim::ip(10, 0, 0, 2), sim::ip(10, 1, 0, 2)}, rests, 2);
-  rig::SimLink link(world, from, to, 5000);
+  rig::SimLink link(world, from, to);
   ASSERT_TRUE(link.wait_ready()) << link.error();
   const auto& failovers = link.sender().counters();
   static_cast<void>(world.run_until([] { return false; }, seconds(1)));

@@ -37,9 +37,8 @@ class SimPluginCalls : public testing::Test {
       close(open_.back().comm);
     }
   }
-  void* listen(uint16_t port, NcclHandle& handle) {
+  void* listen(NcclHandle& handle) {
     void* comm = nullptr;
-    to_->listen_at(port);
     EXPECT_EQ(to_->call(&Table::listen, to_->context(), 0, handle.data(), &comm),
               NcclResult::success);
     return note_open(*to_, &Table::close_listen, comm);
@@ -90,7 +89,7 @@ class SimPluginCalls : public testing::Test {
   };
   Pair connected() {
     NcclHandle handle{};
-    void* listener = listen(next_port_++, handle);
+    void* listener = listen(handle);
     Pair pair{connect(handle), accept(listener)};
     EXPECT_TRUE(pair.send != nullptr && pair.receive != nullptr);
     close(listener);
@@ -175,13 +174,12 @@ class SimPluginCalls : public testing::Test {
   SimPlugin* from_ = nullptr;
   SimPlugin* to_ = nullptr;
   std::vector<Open> open_;
-  uint16_t next_port_ = 5000;
   Instant next_look_{};
 };
 
 TEST_F(SimPluginCalls, AConnectThatIsUnderWayStaysOneConnection) {
   NcclHandle handle{};
-  void* listener = listen(5000, handle);
+  void* listener = listen(handle);
   pass(milliseconds(1));
   ASSERT_EQ(connect_once(handle), nullptr);
   pass(microseconds(10));
@@ -199,7 +197,7 @@ TEST_F(SimPluginCalls, AConnectThatIsUnderWayStaysOneConnection) {
 /// One listener; what a caller holds belongs to one of them.
 TEST_F(SimPluginCalls, AllWhoWaitAreAccepted) {
   NcclHandle handle{};
-  void* listener = listen(5000, handle);
+  void* listener = listen(handle);
   std::vector<NcclHandle> handles(3, handle);
   std::vector<void*> sends;
   for (NcclHandle& one : handles) {
@@ -225,7 +223,7 @@ TEST_F(SimPluginCalls, AHandleNamesAllAddresses) {
                               hosts_[static_cast<size_t>(other)]->addresses[0], dark);
   }
   NcclHandle handle{};
-  void* listener = listen(5000, handle);
+  void* listener = listen(handle);
   ASSERT_NE(connect(handle, seconds(20)), nullptr) << "the second rail leads there";
   EXPECT_NE(accept(listener), nullptr);
   EXPECT_GT(world_.network().counts().cut, 0U) << "the first one was not tried";
@@ -299,13 +297,37 @@ TEST_F(SimPluginCalls, ReceivesOfAGroupMayBePolledWithoutAHint) {
   EXPECT_TRUE(polled(2, 0)) << "it has said so";
 }
 
+/// The door is open for a connection that lives, and dialling it again would lead to nothing.
+TEST_F(SimPluginCalls, AConnectToAListenThatWasClosedFailsAtOnce) {
+  const Pair pair = connected();
+  NcclHandle handle{};
+  close(listen(handle));
+  pass(milliseconds(1));
+  const Instant begin = world_.now();
+  const uint64_t refused = world_.network().tcp().counts().refused;
+  NcclResult result{};
+  void* comm = nullptr;
+  world_.run_until(
+      [&] {
+        result = again() ? from_->call(&Table::connect, from_->context(), 0, handle.data(), &comm,
+                                       nullptr)
+                         : result;
+        return result != NcclResult::success || comm != nullptr;
+      },
+      seconds(10));
+  EXPECT_EQ(result, NcclResult::remote_error);
+  EXPECT_LE(world_.now() - begin, seconds(1));
+  EXPECT_EQ(world_.network().tcp().counts().refused, refused) << "the door was not open";
+  EXPECT_EQ(carry(pair, std::byte{7}), 7);
+}
+
 /// closeListen with connections that nobody accepted, the connecting side knows some of them.
 TEST_F(SimPluginCalls, NothingIsLeftOnceAllIsClosed) {
   close(connected());
   pass(seconds(1));
   const std::array before{actors(0), actors(1)};
   NcclHandle handle{};
-  void* listener = listen(6000, handle);
+  void* listener = listen(handle);
   NcclHandle other = handle;
   void* known = connect(handle);
   ASSERT_NE(known, nullptr);

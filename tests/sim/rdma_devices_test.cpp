@@ -197,7 +197,7 @@ TEST(SimRdmaDevices, QueuePairsOfDatagramsThatBreakAreMadeAnew) {
     config.progress_threads = 1;
     SimPair pair(7, {}, config, {.rails = 1, .rdma = true});
     ASSERT_TRUE(pair.connect()) << pair.error();
-    rig::SimLink other(pair.world(), pair.sender(), pair.receiver(), 5001);
+    rig::SimLink other(pair.world(), pair.sender(), pair.receiver());
     ASSERT_TRUE(other.wait_ready()) << other.error();
     (sender ? pair.sender() : pair.receiver()).nics[0]->break_datagrams();
     auto& first = pair.send_channel().counters();
@@ -222,7 +222,7 @@ void expect_datagrams_back(const std::function<void(sim::RdmaNic&)>& change) {
   config.heartbeat_ms = 0;
   SimPair pair(7, {}, config, {.rails = 1, .rdma = true});
   ASSERT_TRUE(pair.connect()) << pair.error();
-  rig::SimLink other(pair.world(), pair.sender(), pair.receiver(), 5001);
+  rig::SimLink other(pair.world(), pair.sender(), pair.receiver());
   ASSERT_TRUE(other.wait_ready()) << other.error();
   pass(pair, seconds(2));
   const uint64_t lost = pair.world().rdma().counts.lost;

@@ -303,7 +303,7 @@ TEST(SimRdma, WhatOneThreadFindsOutTheOthersUse) {
   config.heartbeat_ms = 60000;
   SimPair pair(34, {}, config, {.rails = 2, .rdma = true});
   ASSERT_TRUE(pair.connect()) << pair.error();
-  SimLink idle(pair.world(), pair.sender(), pair.receiver(), 5001);
+  SimLink idle(pair.world(), pair.sender(), pair.receiver());
   ASSERT_TRUE(idle.wait_ready()) << idle.error();
   for (size_t thread = 0; thread < 2; ++thread) {
     ASSERT_GE(pair.sender().engine->worker(thread).actor_count(), 1U) << "both on one thread";

@@ -119,7 +119,7 @@ class RelayFabric : public testing::Test {
       how.routes.push_back({.to = sim::Endpoint{hosts_[2]->addresses[i], 0}.to_sockaddr(),
                             .from = sim::Endpoint{hosts_[0]->addresses[i], 0}.to_sockaddr()});
     }
-    link_ = std::make_unique<rig::SimLink>(world_, *hosts_[0], *hosts_[2], next_port_++, how);
+    link_ = std::make_unique<rig::SimLink>(world_, *hosts_[0], *hosts_[2], how);
     ASSERT_TRUE(link_->wait_ready()) << link_->error();
   }
   void begin_traffic(uint64_t groups) {
@@ -181,7 +181,6 @@ class RelayFabric : public testing::Test {
 
   /// NICs of each host, from the one of its first cable on.
   std::array<size_t, ring_hosts> rdma_{};
-  uint16_t next_port_ = 5000;
   std::array<relay::RelayNode*, ring_hosts> nodes_{};
   std::array<std::shared_ptr<RingHops>, ring_hosts> next_;
   std::array<std::unique_ptr<relay::ProviderHops>, ring_hosts> hops_;

@@ -142,7 +142,7 @@ TEST_F(SimSealed, WhoHasAnotherKeyOrNoneConnectsToNobodyAndIsToldWhy) {
     rig::SimLink::Dialling how{fabric::datagram_kind, {}, {{}}};
     how.routes[0].to = sim::Endpoint{pair.receiver().address, 0}.to_sockaddr();
     how.routes[0].from = sim::Endpoint{pair.sender().address, 0}.to_sockaddr();
-    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), 5001, how);
+    rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), how);
     EXPECT_FALSE(link.wait_ready());
     EXPECT_EQ(link.error().find("HA_NCCL_KEY_FILE") != std::string::npos, at_sender)
         << link.error();

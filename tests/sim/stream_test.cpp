@@ -199,7 +199,7 @@ TEST(SimStream, APeerThatNoLongerKnowsTheConnectionSaysSo) {
   ASSERT_TRUE(pair.connect()) << pair.error();
   pair.post_receives(1);
   pass(pair, milliseconds(10));
-  rig::SimLink other(pair.world(), pair.sender(), pair.receiver(), 5001);
+  rig::SimLink other(pair.world(), pair.sender(), pair.receiver());
   ASSERT_TRUE(other.wait_ready()) << other.error();
   sim::Link dark;
   dark.cut = true;

@@ -8,7 +8,6 @@
 #include <list>
 
 #include "actors/connection/connection.h"
-#include "actors/listener.h"
 #include "tests/rig/runs/pair.h"
 
 namespace nccl_ha::test {
@@ -296,8 +295,7 @@ TEST(SimWorld, ThreeHostsTalkAtOnce) {
     hosts.push_back(*process);
   }
   for (size_t i = 0; i < 3; ++i) {
-    links.push_back(std::make_unique<SimLink>(world, *hosts[i], *hosts[(i + 1) % 3],
-                                              static_cast<uint16_t>(5000 + i)));
+    links.push_back(std::make_unique<SimLink>(world, *hosts[i], *hosts[(i + 1) % 3]));
   }
   for (auto& link : links) {
     ASSERT_TRUE(link->wait_ready()) << link->error();

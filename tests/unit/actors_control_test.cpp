@@ -154,15 +154,61 @@ TEST(Control, ImpossibleLengthsAndTypesBreakTheStream) {
   }
 }
 
-TEST(Control, AnotherVersionIsToldFromGarbage) {
-  Hello hello = sample_hello();
-  hello.version = control_version + 1;
-  std::vector<std::byte> bytes = encode(hello);
-  bytes.resize(bytes.size() + 20);  // its hello may look different behind the nonce
-  const auto decoded = decode_hello(std::span(bytes).subspan(control_header_bytes));
+TEST(Control, OfTheVersionsThatBothSpeakTheNewestIsTaken) {
+  constexpr uint16_t own = control_version;
+  EXPECT_EQ(common_version({own, own}), own);
+  EXPECT_EQ(common_version({own, own + 1}), own) << "a newer peer that speaks with this version";
+  EXPECT_EQ(common_version({own - 1, own}), own);
+  EXPECT_EQ(common_version({own - 2, own + 2}), own);
+  EXPECT_EQ(common_version({own + 1, own + 2}), std::nullopt);
+  EXPECT_EQ(common_version({own_versions.oldest - 2, own_versions.oldest - 1}), std::nullopt);
+  EXPECT_GE(own_versions.oldest, first_version_with_range);
+  EXPECT_LE(own - own_versions.oldest, 1);
+}
+
+TEST(Control, WithoutACommonVersionAHelloIsToldFromGarbage) {
+  for (const uint16_t oldest : {uint16_t{control_version - 2}, uint16_t{control_version + 1}}) {
+    Hello hello = sample_hello();
+    hello.versions = {oldest, static_cast<uint16_t>(oldest + 1)};
+    std::vector<std::byte> bytes = encode(hello);
+    bytes.resize(control_header_bytes + 40);  // it may look different behind the versions
+    const auto decoded = decode_hello(std::span(bytes).subspan(control_header_bytes));
+    ASSERT_TRUE(decoded);
+    EXPECT_FALSE(common_version(decoded->versions));
+    EXPECT_EQ(decoded->versions.newest, oldest + 1);
+    EXPECT_EQ(decoded->nonce, hello.nonce);
+  }
+}
+
+/// As version 16 said it: one version, then the nonce, then what this one does not read.
+TEST(Control, AHelloOfBeforeThereWereRangesNamesOneVersion) {
+  std::vector<std::byte> payload(60, std::byte{0xA5});
+  payload[0] = std::byte{16};
+  payload[1] = std::byte{0};
+  const auto decoded = decode_hello(payload);
   ASSERT_TRUE(decoded);
-  EXPECT_EQ(decoded->version, control_version + 1);
-  EXPECT_EQ(decoded->nonce, hello.nonce);
+  EXPECT_EQ(decoded->versions.oldest, 16);
+  EXPECT_EQ(decoded->versions.newest, 16);
+  EXPECT_EQ(decoded->nonce, 0xA5A5A5A5A5A5A5A5U);
+}
+
+TEST(Control, ANewerHelloMayHaveMoreAtItsEnd) {
+  for (const uint16_t newest : {control_version, static_cast<uint16_t>(control_version + 1)}) {
+    Hello hello = sample_hello();
+    hello.versions = {control_version, newest};
+    std::vector<std::byte> bytes = encode(hello);
+    bytes.resize(bytes.size() + 20);
+    const auto decoded = decode_hello(std::span(bytes).subspan(control_header_bytes));
+    ASSERT_EQ(decoded.has_value(), newest != control_version) << newest;
+    if (decoded) {
+      EXPECT_EQ(decoded->host, hello.host);
+      EXPECT_EQ(decoded->paths.size(), hello.paths.size());
+    }
+  }
+  Hello reversed = sample_hello();
+  reversed.versions = {control_version + 1, control_version};
+  const std::vector<std::byte> bytes = encode(reversed);
+  EXPECT_FALSE(decode_hello(std::span(bytes).subspan(control_header_bytes)));
 }
 
 TEST(Control, TruncatedAndPaddedPayloadsAreRefused) {
@@ -302,10 +348,10 @@ TEST(Control, TheSeedsOfTheFuzzerAreOfThisVersion) {
     const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
     return std::vector<std::byte>(bytes, bytes + text.size());
   };
-  for (const char* name : {"hello", "hello_rdma"}) {
+  for (const char* name : {"hello", "hello_rdma", "hello_newer"}) {
     const auto hello = decode_hello(seed(name));
     ASSERT_TRUE(hello) << name;
-    EXPECT_EQ(hello->version, control_version) << name;
+    EXPECT_EQ(common_version(hello->versions), control_version) << name;
     EXPECT_FALSE(hello->paths.empty()) << name;
   }
   const auto welcome = decode_welcome(seed("welcome"));

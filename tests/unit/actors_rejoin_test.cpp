@@ -28,7 +28,10 @@ class Answering final : public Actor, private AcceptorOwner, private StreamOwner
   const char* name() const override { return "answering"; }
   void start(Context& context) override {
     context_ = &context;
-    auto acceptor = context.streams().listen_tcp("", &port, this);
+    const auto listening = context.streams().open_listener("");
+    ASSERT_TRUE(listening) << listening.error().message();
+    port = listening->port;
+    auto acceptor = context.streams().adopt_listener(listening->fd, this);
     ASSERT_TRUE(acceptor) << acceptor.error().message();
     acceptor_ = std::move(*acceptor);
   }

@@ -118,7 +118,7 @@ TEST(Routes, AnotherHostsLoopbackIsNoWay) {
 }
 
 TEST(Listener, PortsAreTakenFromTheRangeAndRunOut) {
-  const std::vector<IpAddress> loopback{ip(127, 0, 0, 1, 8)};
+  const IpAddress loopback = ip(127, 0, 0, 1, 8);
   auto any = open_listener(loopback, "0");
   ASSERT_TRUE(any);
   EXPECT_NE(any->port, 0);
@@ -139,7 +139,7 @@ TEST(Listener, PortsAreTakenFromTheRangeAndRunOut) {
 
 /// Of an interface that bounces, say.
 TEST(Listener, AnAddressThatIsAwayForAMomentIsListenedAt) {
-  const std::vector<IpAddress> away{ip(203, 0, 113, 9, 24)};
+  const IpAddress away = ip(203, 0, 113, 9, 24);
   auto made = open_listener(away, "0");
   ASSERT_TRUE(made) << made.error().message();
   EXPECT_NE(made->port, 0);

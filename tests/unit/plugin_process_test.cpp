@@ -51,9 +51,6 @@ class MeshHost final : public Host {
   Result<std::unique_ptr<Engine>> start_engine(const Config& settings) override {
     return starts ? Engine::start(settings) : fail(Errc::system, "nothing moves");
   }
-  Result<Listening> open_listener(std::span<const IpAddress>, std::string_view) override {
-    return fail(Errc::system, "nobody connects");
-  }
   Instant now() override { return time; }
   SecretSource& secrets() override { return kernel_secrets(); }
 

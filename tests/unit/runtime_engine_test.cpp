@@ -542,7 +542,7 @@ TEST(EngineStart, PlacesByLoad) {
   EXPECT_EQ((*engine)->assign_worker(-1, 1.0), 0U);
   EXPECT_EQ((*engine)->assign_worker(-1, 1.0), 1U);
   EXPECT_EQ((*engine)->assign_worker(-1, 1.0), 2U);
-  (*engine)->unassign_worker(1, 1.0);
+  (*engine)->add_load(1, -1.0);
   EXPECT_EQ((*engine)->assign_worker(-1, 1.0), 1U);
 }
 

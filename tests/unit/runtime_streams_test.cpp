@@ -223,13 +223,14 @@ TEST_F(UvStreamsTest, ListensOnAPortThatItTells) {
     void on_acceptor_error(const Error& error) override { FAIL() << error.message(); }
     int count = 0;
   } accepts;
-  uint16_t port = 0;
-  auto acceptor = streams_->listen_tcp("0", &port, &accepts);
+  const auto listening = streams_->open_listener("0");
+  ASSERT_TRUE(listening) << listening.error().message();
+  ASSERT_NE(listening->port, 0);
+  auto acceptor = streams_->adopt_listener(listening->fd, &accepts);
   ASSERT_TRUE(acceptor) << acceptor.error().message();
-  ASSERT_NE(port, 0);
   sockaddr_in to{};
   to.sin_family = AF_INET;
-  to.sin_port = htons(port);
+  to.sin_port = htons(listening->port);
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   Owner dialler;
   auto dialled = streams_->connect_tcp(reinterpret_cast<const sockaddr*>(&to), nullptr, &dialler);

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/control_port.h"
+#include "actors/door.h"
 #include "relay/path_endpoints.h"
 #include "relay/session_stream.h"
 #include "runtime/engine/engine.h"
@@ -119,7 +119,7 @@ TEST(Secrets, AreNeitherNoneNorAlike) {
   EXPECT_EQ(anded, 0U);
 }
 
-struct NoMember final : ControlPort::Member, relay::PathEndpoints::Member {
+struct NoMember final : Door::Member, relay::PathEndpoints::Member {
   void on_call(ControlType, std::unique_ptr<Stream>, ControlReader) override {}
   void on_request(std::unique_ptr<relay::SessionStream>, relay::SetupRequest) override {}
   void on_gpu_memory() override {}
@@ -226,17 +226,20 @@ void SecretsOfAWorker::collect_nonces() {
 TEST_F(SecretsOfAWorker, TellNothingOfEachOther) {
   collect_paths();
   collect_nonces();
-  const auto control = ControlPort::of(context());
+  const auto door = Door::of(context());
   const auto endpoints = relay::PathEndpoints::of(context(), {});
-  ASSERT_TRUE(control && endpoints);
+  const auto kept = door->enter(&member_);  // it stays open
+  ASSERT_TRUE(endpoints && kept);
   for (size_t i = 0; i < of_each_kind; ++i) {
-    const Secret rejoin = control->enter(&member_);
-    keep("rejoin", rejoin.told());
-    control->remove(rejoin);
+    const auto rejoin = door->enter(&member_);
+    ASSERT_TRUE(rejoin);
+    keep("rejoin", rejoin->told());
+    door->leave(*rejoin);
     const Secret endpoint = (*endpoints)->enter(&member_, 1);
     keep("endpoint", endpoint.told());
     (*endpoints)->leave(endpoint);
   }
+  door->leave(*kept);
   EXPECT_EQ(all_.size(), of_kind_.size() * of_each_kind) << "some came twice";
   for (const auto& [kind, seen] : of_kind_) {
     EXPECT_EQ(seen.size(), of_each_kind) << kind;

@@ -114,8 +114,7 @@ Result<Beginning> begin_agent(const AgentDirectory& directory, const AgentSettin
   }
   made.signals = Fd(*signals);
   if (settings.page) {
-    auto listening =
-        open_listener(std::span(&settings.page->address, 1), std::to_string(settings.page->port));
+    auto listening = open_listener(settings.page->address, std::to_string(settings.page->port));
     if (!listening) {
       return fail(Errc::system,
                   fmt::format("the page cannot be served at {} (\"page\" in the settings)",

@@ -10,7 +10,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/result.h"
-#include "runtime/streams/door.h"
+#include "runtime/streams/admission.h"
 
 namespace nccl_ha::tools {
 

@@ -191,9 +191,9 @@ Result<std::unique_ptr<HttpPort>> make_page(const Config& config, PortWait& port
   if (!point) {
     return fail(Errc::invalid_argument, "NCCL_MESH_PAGE: " + point.error().what);
   }
-  auto listening = ports.open(
-      [&] { return open_listener(std::span(&point->address, 1), std::to_string(point->port)); },
-      [] { return false; });
+  auto listening =
+      ports.open([&] { return open_listener(point->address, std::to_string(point->port)); },
+                 [] { return false; });
   if (!listening) {
     return fail(Errc::system,
                 fmt::format("the page cannot be served at {} (NCCL_MESH_PAGE)", point->text()),

@@ -9,8 +9,6 @@
 namespace nccl_ha::rig {
 namespace {
 
-constexpr uint16_t first_port = 6000;
-
 /// That are not there as long as the process is: one looks after each of its devices.
 size_t actors(const sim::Process& process) {
   const std::set<sim::RdmaNic*> devices(process.nics.begin(), process.nics.end());
@@ -30,8 +28,7 @@ void Closing::make_links() {
   for (size_t i = 0; stage_.scenario().kind == RunKind::closes && i < ends.size(); ++i) {
     if (random_.chance(0.3)) {
       unaccepted_.push_back(std::make_unique<SimLink>(
-          stage_.world(), *stage_.processes()[ends[i].from], *stage_.processes()[ends[i].to],
-          static_cast<uint16_t>(first_port + i)));
+          stage_.world(), *stage_.processes()[ends[i].from], *stage_.processes()[ends[i].to]));
       unaccepted_.back()->leave_unaccepted();
     }
   }

@@ -22,10 +22,10 @@ int number_of(const fabric::RailDevices& devices) { return static_cast<int>(devi
 
 }  // namespace
 
-SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
+SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to,
                  std::shared_ptr<ha::HintSource> hints)
     : world_(world), from_(from), to_(&to), from_plugin_(SimPlugin::of(world, from)) {
-  listen(port);
+  listen();
   const bool managed = from.management != 0 && to.management != 0;
   if (hints == nullptr && !managed && from.devices.count == 1) {
     connect();
@@ -36,10 +36,9 @@ SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16
   dial(how);
 }
 
-SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
-                 const Dialling& how)
+SimLink::SimLink(sim::World& world, sim::Process& from, sim::Process& to, const Dialling& how)
     : world_(world), from_(from), to_(&to), from_plugin_(SimPlugin::of(world, from)) {
-  listen(port, how.ports);
+  listen(how.ports);
   dial(how);
 }
 
@@ -66,15 +65,14 @@ SimLink::~SimLink() {
   }
 }
 
-void SimLink::listen(uint16_t port, const CablePorts& ports) {
+void SimLink::listen(const CablePorts& ports) {
   to_plugin_ = &SimPlugin::of(world_, *to_);
-  to_plugin_->listen_at(port);
   if (ports.devices.empty() && to_->devices.count == 1) {
     const auto result = to_plugin_->call(&Table::listen, to_plugin_->context(),
                                          number_of(to_->devices), handle_.data(), &listen_comm_);
     NHA_ASSERT(result == abi::NcclResult::success, "a simulated network has room");
   } else {
-    make_listener(port, ports);
+    make_listener(ports);
   }
   const auto& comm = *static_cast<plugin::ListenComm*>(listen_comm_);
   listen_ = comm.channel;
@@ -86,23 +84,18 @@ void SimLink::listen(uint16_t port, const CablePorts& ports) {
 }
 
 /// As listen(), at devices that the plugin does not know of.
-void SimLink::make_listener(uint16_t port, const CablePorts& ports) {
+void SimLink::make_listener(const CablePorts& ports) {
   plugin::Process& process = to_plugin_->process();
   Engine& engine = **process.open();
   plugin::Handle handle;
-  handle.port = port;
   handle.nonce = process.host().secrets().draw().told();
   handle.fabric = process.provider().devices()[to_->devices.first()].kind;
   handle.addresses = {address_of(to_->address)};
   auto comm = std::make_unique<plugin::ListenComm>(process.generation());
   comm->channel = std::make_shared<ListenChannel>(handle.nonce);
-  comm->engine = &engine;
-  comm->worker = &engine.worker(0);
-  auto actor = comm->worker->adopt(std::make_unique<Listener>(
-      process.provider(), engine, world_.network().listen(to_->address, port), to_->devices,
-      comm->channel, ports));
-  NHA_ASSERT(actor, "a worker has room");
-  comm->channel->attach(*actor);
+  const auto port = comm->open(engine, process.provider(), to_->devices, ports);
+  NHA_ASSERT(port, "a simulated network has ports");
+  handle.port = *port;
   plugin::write_handle(handle, handle_);
   listen_comm_ = comm.release();
 }

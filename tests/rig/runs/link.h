@@ -9,7 +9,7 @@
 #include "actors/cable_ports.h"
 #include "actors/connection/send_side.h"
 #include "actors/endpoint.h"
-#include "actors/listener.h"
+#include "actors/listen_channel.h"
 #include "actors/route.h"
 #include "ha/rail_policy.h"
 #include "plugin/handle.h"
@@ -18,10 +18,10 @@
 
 namespace nccl_ha::rig {
 
-/// A listener at `to`, a connector at `from`, and the callers of both.
+/// A listen at `to`, a connector at `from`, and the callers of both.
 class SimLink {
  public:
-  SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
+  SimLink(sim::World& world, sim::Process& from, sim::Process& to,
           std::shared_ptr<ha::HintSource> hints = nullptr);
   /// Whatever is open then is closed when its process has ended.
   ~SimLink();
@@ -33,12 +33,11 @@ class SimLink {
     fabric::FabricKind kind{};
     fabric::RailDevices devices;
     std::vector<Route> routes;  ///< without the port
-    CablePorts ports{};         ///< the listener's too
+    CablePorts ports{};         ///< the listen's too
     SendOptions::Relays relays{};
     std::shared_ptr<ha::HintSource> hints{};
   };
-  SimLink(sim::World& world, sim::Process& from, sim::Process& to, uint16_t port,
-          const Dialling& how);
+  SimLink(sim::World& world, sim::Process& from, sim::Process& to, const Dialling& how);
   /// Makes the connector only, towards any address.
   SimLink(sim::World& world, sim::Process& from, sim::Ip to, uint16_t port);
 
@@ -63,6 +62,10 @@ class SimLink {
   bool receiver_was_ready() const { return receive_ != nullptr; }
   bool accepted() const { return receive_ != nullptr; }
   ListenChannel& listener() const { return *listen_; }
+  /// Of the worker that listens.
+  const Door& door() const { return *static_cast<plugin::ListenComm*>(listen_comm_)->door; }
+  /// What connect() is given.
+  plugin::Handle handle() const { return *plugin::read_handle(handle_); }
   sim::World& world() { return world_; }
   sim::Process& from() { return from_; }
   sim::Process& to() { return *to_; }
@@ -91,8 +94,8 @@ class SimLink {
   static const fabric::Registration* register_memory(SimPlugin& plugin, void* comm, void* base,
                                                      size_t bytes, bool gpu);
   static bool take_back(SimPlugin& plugin, void* comm, const fabric::Registration* memory);
-  void listen(uint16_t port, const CablePorts& ports = {});
-  void make_listener(uint16_t port, const CablePorts& ports);
+  void listen(const CablePorts& ports = {});
+  void make_listener(const CablePorts& ports);
   void dial(const Dialling& how);
   Dialling all_lines() const;
   void connect();
@@ -103,7 +106,7 @@ class SimLink {
   sim::Process* to_ = nullptr;
   SimPlugin& from_plugin_;
   SimPlugin* to_plugin_ = nullptr;
-  /// What the caller of connect() has of the listener.
+  /// What the caller of connect() has of the listen.
   alignas(8) std::array<std::byte, plugin::handle_bytes> handle_{};
   void* listen_comm_ = nullptr;
   void* send_comm_ = nullptr;

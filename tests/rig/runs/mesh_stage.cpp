@@ -337,8 +337,7 @@ bool MeshStage::begin_link(size_t number) {
                    : how.devices.count == 1 ? "relays"
                                             : "relays on two ways at once"));
   links_[number] =
-      std::make_unique<SimLink>(world_, *hosts_[ends.from].process, *hosts_[ends.to].process,
-                                static_cast<uint16_t>(5000 + number), how);
+      std::make_unique<SimLink>(world_, *hosts_[ends.from].process, *hosts_[ends.to].process, how);
   return true;
 }
 

@@ -22,7 +22,7 @@ SimPair::SimPair(uint64_t seed, const sim::Link& conditions, const Config& confi
 }
 
 bool SimPair::connect(const std::function<void()>& each_round) {
-  link_ = std::make_unique<SimLink>(world_, *hosts_[0], *hosts_[1], 5000, hints_);
+  link_ = std::make_unique<SimLink>(world_, *hosts_[0], *hosts_[1], hints_);
   return link_->wait_ready(each_round);
 }
 

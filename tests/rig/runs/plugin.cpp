@@ -73,9 +73,5 @@ Result<std::unique_ptr<Engine>> SimPlugin::start_engine(const Config&) {
   return std::move(own_.own_engine);
 }
 
-Result<Listening> SimPlugin::open_listener(std::span<const IpAddress>, std::string_view) {
-  return Listening{world_.network().listen(own_.address, port_), port_};
-}
-
 }  // namespace rig
 }  // namespace nccl_ha

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,8 +33,6 @@ class SimPlugin final : public sim::Program, private plugin::Host {
     const Caller caller(process_);
     return (plugin::ncclNetPlugin_v12.*entry)(arguments...);
   }
-  /// The port at which the next listen() listens; its handle says so.
-  void listen_at(uint16_t port) { port_ = port; }
   void* context() const { return context_; }
   /// finalize(), which ends the engine.
   void finalize();
@@ -64,8 +60,6 @@ class SimPlugin final : public sim::Program, private plugin::Host {
       const Config& config, const std::vector<fabric::NetInterface>& interfaces,
       std::vector<fabric::Provider::Kind> kinds) override;
   Result<std::unique_ptr<Engine>> start_engine(const Config& config) override;
-  Result<Listening> open_listener(std::span<const IpAddress> addresses,
-                                  std::string_view ports) override;
   Instant now() override { return world_.now(); }
   SecretSource& secrets() override { return *own_.secrets; }
 
@@ -73,7 +67,6 @@ class SimPlugin final : public sim::Program, private plugin::Host {
   sim::Process& own_;
   plugin::Process process_;
   void* context_ = nullptr;
-  uint16_t port_ = 0;
   std::vector<std::pair<Close, void*>> left_open_;
   bool ended_in_use_ = false;
 };

@@ -79,14 +79,15 @@ void Stage::set_line(size_t one, size_t other, size_t line, const sim::Link& the
 }
 
 void Stage::make_links() {
-  uint16_t port = 5000;
+  uint64_t hints_seed = scenario_.seed + 5000;
   for (const Scenario::Ends& ends : scenario_.links) {
     std::shared_ptr<ha::HintSource> hints;
     if (scenario_.hinted) {
-      hints = std::make_shared<RandomHints>(scenario_.seed + port);
+      hints = std::make_shared<RandomHints>(hints_seed);
     }
+    ++hints_seed;
     links_.push_back(std::make_unique<SimLink>(world_, *processes_[ends.from], *processes_[ends.to],
-                                               port++, std::move(hints)));
+                                               std::move(hints)));
     traffic_.emplace_back();
   }
 }

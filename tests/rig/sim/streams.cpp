@@ -65,11 +65,10 @@ Result<std::unique_ptr<Acceptor>> SimStreams::adopt_listener(int fd, AcceptorOwn
   return std::unique_ptr<Acceptor>(std::make_unique<SimAcceptor>(network_.tcp(), fd));
 }
 
-Result<std::unique_ptr<Acceptor>> SimStreams::listen_tcp(std::string_view ports, uint16_t* port,
-                                                         AcceptorOwner* owner) {
+Result<Listening> SimStreams::open_listener(std::string_view ports) {
   (void)ports;
-  *port = network_.next_port_++;
-  return adopt_listener(network_.tcp().listen(local_, *port, true), owner);
+  const uint16_t port = network_.next_port_++;
+  return Listening{network_.listen(local_, port), port};
 }
 
 Result<std::unique_ptr<DatagramEndpoint>> SimStreams::bind_datagram(const sockaddr* address,

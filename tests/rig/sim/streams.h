@@ -43,8 +43,7 @@ class SimStreams final : public StreamFactory {
                                                StreamOwner* owner) override;
   Result<std::unique_ptr<Stream>> adopt_fd(int fd, StreamOwner* owner) override;
   Result<std::unique_ptr<Acceptor>> adopt_listener(int fd, AcceptorOwner* owner) override;
-  Result<std::unique_ptr<Acceptor>> listen_tcp(std::string_view ports, uint16_t* port,
-                                               AcceptorOwner* owner) override;
+  Result<Listening> open_listener(std::string_view ports) override;
   Result<std::unique_ptr<DatagramEndpoint>> bind_datagram(const sockaddr* address,
                                                           DatagramOwner* owner) override;
   Result<std::unique_ptr<FdWatch>> watch_fd(int fd, FdWatchOwner* owner) override;

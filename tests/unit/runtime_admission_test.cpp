@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/streams/door.h"
+#include "runtime/streams/admission.h"
 
 namespace nccl_ha {
 namespace {
@@ -26,7 +26,7 @@ std::vector<Waiting> who_came(const std::vector<std::string>& addresses) {
   return all;
 }
 
-TEST(Door, TheFirstOfTheLargestCrowdGivesWay) {
+TEST(Admission, TheFirstOfTheLargestCrowdGivesWay) {
   const auto waiting = who_came({"10.0.0.9", "10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.2"});
   EXPECT_EQ(who_gives_way(waiting, origin_at("10.0.0.1")), 1U);
   EXPECT_EQ(who_gives_way(waiting, origin_at("10.0.0.2")), 2U);
@@ -35,11 +35,11 @@ TEST(Door, TheFirstOfTheLargestCrowdGivesWay) {
   EXPECT_EQ(who_gives_way(waiting, origin_at("10.0.0.3")), 1U);
 }
 
-TEST(Door, WhereEachIsAloneTheFirstOfAllGivesWay) {
+TEST(Admission, WhereEachIsAloneTheFirstOfAllGivesWay) {
   EXPECT_EQ(who_gives_way(who_came({"10.0.0.1", "10.0.0.2"}), origin_at("10.0.0.3")), 0U);
 }
 
-TEST(Door, NobodyIsTurnedOutByAnotherHostsCrowd) {
+TEST(Admission, NobodyIsTurnedOutByAnotherHostsCrowd) {
   std::vector<std::string> addresses{"10.0.0.1"};
   addresses.resize(256, "10.0.0.66");
   auto waiting = who_came(addresses);
@@ -51,7 +51,7 @@ TEST(Door, NobodyIsTurnedOutByAnotherHostsCrowd) {
   EXPECT_EQ(waiting.front().origin, origin_at("10.0.0.1"));
 }
 
-TEST(Door, AHostIsOneWhateverAddressOfItsNetworkItTakes) {
+TEST(Admission, AHostIsOneWhateverAddressOfItsNetworkItTakes) {
   EXPECT_EQ(origin_at("2001:db8:0:1::1"), origin_at("2001:db8:0:1:2:3:4:5"));
   EXPECT_NE(origin_at("2001:db8:0:1::1"), origin_at("2001:db8:0:2::1"));
   EXPECT_NE(origin_at("10.0.0.1"), origin_at("10.0.0.2"));

@@ -3,9 +3,10 @@
 #include <atomic>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "actors/endpoint.h"
-#include "actors/listener.h"
+#include "actors/listen_channel.h"
 #include "runtime/engine/engine.h"
 #include "runtime/streams/uv_streams.h"
 
@@ -70,39 +71,54 @@ Hello hello_of(uint64_t token, uint32_t process, uint32_t attempt) {
   return hello;
 }
 
-ListenChannel::Guest guest(uint32_t index) { return {index, {index, 1}}; }
-
-uint64_t enter(ListenChannel& channel) {
-  uint64_t place = 0;
-  EXPECT_FALSE(channel.enter({}, &place));
-  return place;
-}
+ActorId actor(uint32_t index) { return {index, 1}; }
 
 TEST(ListenChannel, OfTwoAttemptsAtAConnectionTheEarlierOneIsInVain) {
   ListenChannel channel(1);
-  const uint64_t first = enter(channel);
-  EXPECT_FALSE(channel.begin(first, hello_of(7, 11, 1), guest(1)));
-  EXPECT_EQ(channel.waiting(), 0U);
-  EXPECT_FALSE(channel.begin(enter(channel), hello_of(7, 12, 2), guest(2))) << "another process";
-  EXPECT_FALSE(channel.begin(enter(channel), hello_of(0, 11, 2), guest(3)));
-  EXPECT_FALSE(channel.begin(enter(channel), hello_of(0, 11, 3), guest(4)))
-      << "who has no token has no name";
-  EXPECT_EQ(channel.begin(enter(channel), hello_of(7, 11, 3), guest(5)), guest(1));
-  channel.leave(first);
-  EXPECT_EQ(channel.begin(enter(channel), hello_of(7, 11, 2), guest(6)), guest(6))
+  EXPECT_FALSE(channel.begin(hello_of(7, 11, 1), actor(1)));
+  EXPECT_FALSE(channel.begin(hello_of(7, 12, 2), actor(2))) << "another process";
+  EXPECT_FALSE(channel.begin(hello_of(0, 11, 2), actor(3)));
+  EXPECT_FALSE(channel.begin(hello_of(0, 11, 3), actor(4))) << "who has no token has no name";
+  EXPECT_EQ(channel.begin(hello_of(7, 11, 3), actor(5)), actor(1));
+  channel.leave(actor(1));
+  EXPECT_EQ(channel.begin(hello_of(7, 11, 2), actor(6)), actor(6))
       << "it was said before, and comes late";
-  EXPECT_EQ(channel.begin(enter(channel), hello_of(7, 11, 4), guest(7)), guest(5));
+  EXPECT_EQ(channel.begin(hello_of(7, 11, 4), actor(7)), actor(5));
 }
 
 TEST(ListenChannel, AConnectionThatIsUsableGivesWayToNobody) {
   ListenChannel channel(1);
-  const uint64_t place = enter(channel);
-  EXPECT_FALSE(channel.begin(place, hello_of(7, 11, 2), guest(1)));
-  channel.settle(place);
-  EXPECT_EQ(channel.begin(enter(channel), hello_of(7, 11, 1), guest(2)), guest(2));
-  EXPECT_EQ(channel.begin(enter(channel), hello_of(7, 11, 9), guest(3)), guest(3));
-  channel.leave(place);
-  EXPECT_FALSE(channel.begin(enter(channel), hello_of(7, 11, 1), guest(4)));
+  EXPECT_FALSE(channel.begin(hello_of(7, 11, 2), actor(1)));
+  channel.settle(actor(1));
+  EXPECT_EQ(channel.begin(hello_of(7, 11, 1), actor(2)), actor(2));
+  EXPECT_EQ(channel.begin(hello_of(7, 11, 9), actor(3)), actor(3));
+  channel.leave(actor(1));
+  EXPECT_FALSE(channel.begin(hello_of(7, 11, 1), actor(4)));
+}
+
+/// The oldest first, also where some had been looked at before it was closed.
+TEST(ListenChannel, WhatWasReadyWhenItClosedIsTakenInOrder) {
+  SteadyClock clock;
+  const auto engine = Engine::start_virtual(Config{}, clock, 1, [] { return *make_uv_streams(); });
+  ListenChannel channel(1);
+  std::vector<std::shared_ptr<ReceiveEndpoint>> ready;
+  for (uint64_t i = 0; i < 5; ++i) {
+    ready.push_back(
+        std::make_shared<ReceiveEndpoint>(i, fabric::Attachment{}, engine->worker(0), *engine));
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(channel.offer(ready[i]));
+  }
+  EXPECT_EQ(channel.take(), ready[0]);
+  EXPECT_TRUE(channel.offer(ready[3]));
+  channel.close();
+  EXPECT_FALSE(channel.offer(ready[4]));
+  channel.close();
+  EXPECT_FALSE(channel.offer(ready[4])) << "closed once more";
+  for (size_t i = 1; i < 4; ++i) {
+    EXPECT_EQ(channel.take(), ready[i]) << i;
+  }
+  EXPECT_EQ(channel.take(), nullptr);
 }
 
 }  // namespace
