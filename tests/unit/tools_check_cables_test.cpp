@@ -215,10 +215,19 @@ TEST(CheckExplain, WhatAHostSaysOfItselfComesFirst) {
   Finding nothing{Level::warning, "one more", "do", {}};
   explain(pairs, devices, {&route, &nothing});
   EXPECT_EQ(route.level, Level::error) << "by the name of the interface, too";
+  EXPECT_EQ(route.what, "leaves by rail1; 2 pairs of hosts fail");
   EXPECT_EQ(nothing.what, "one more");
   EXPECT_EQ(lines_of(judge(pairs, eight)), "b and c on rail1: cut\n") << "two faults at once";
   EXPECT_TRUE(std::any_of(pairs.begin(), pairs.end(), [](auto& one) { return !one.error.empty(); }))
       << "the table still shows what fails";
+
+  pairs = every_pair(3);
+  on_host(pairs, 1, 0, [](PairResult& pair) { pair.warnings = {"path 0 did not come up"}; });
+  Finding fewer{Level::warning, "one interface only", "do", {{1, "rail0"}}};
+  explain(pairs, devices, {&fewer});
+  EXPECT_EQ(fewer.level, Level::warning) << "nothing fails";
+  EXPECT_EQ(fewer.what, "one interface only");
+  EXPECT_TRUE(judge(pairs, eight).empty());
 }
 
 TEST(CheckPairs, TheRemedyIsThatOfWhatWasSaid) {

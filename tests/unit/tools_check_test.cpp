@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -533,6 +534,10 @@ TEST(CheckPairs, AHostWithFewerDevicesIsNamedWithWhatIsKnownOfIt) {
   ASSERT_EQ(found[0].rails.size(), 1U) << "rail1 is tried with the rail0 of others";
   EXPECT_EQ(found[0].rails[0].host, 1U);
   EXPECT_EQ(found[0].rails[0].rail, "rail1");
+  all[1].bare = {"rail0"};
+  EXPECT_TRUE(judge_device_counts(all, hosts)
+                  .at(0)
+                  .what.ends_with(": rail0 has only a link-local address"));
   all[1] = host_devices({0});
   all[1].only = "HA_NCCL_IFNAME==rail0";
   found = judge_device_counts(all, hosts);

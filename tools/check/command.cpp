@@ -277,6 +277,7 @@ struct Mesh {
 HostDevices devices_of(const json& text, const std::vector<HostSheet>& sheets, size_t rank,
                        const std::vector<Finding>& findings) {
   HostDevices devices;
+  devices.bare = sheets[rank].bare;
   for (const json& one : text) {
     if (!one.is_array() || one.size() != 2 || !one[0].is_string() || !one[1].is_string()) {
       continue;

@@ -26,12 +26,12 @@ void explain(std::vector<PairResult>& pairs, const std::vector<HostDevices>& dev
     size_t failed = 0;
     for (PairResult& pair : pairs) {
       const bool is_cause =
-          !pair.error.empty() && !pair.explained &&
+          (!pair.error.empty() || !pair.warnings.empty()) && !pair.explained &&
           std::any_of(finding->rails.begin(), finding->rails.end(), [&](const RailAt& rail) {
             return is_at(rail, pair.from, pair, devices) || is_at(rail, pair.to, pair, devices);
           });
       pair.explained |= is_cause;
-      failed += is_cause ? 1 : 0;
+      failed += is_cause && !pair.error.empty() ? 1 : 0;
     }
     if (failed > 0) {
       finding->level = Level::error;

@@ -102,6 +102,15 @@ constexpr Cause causes[] = {
 };
 constexpr const Cause* unknown_cause = std::end(causes) - 1;
 
+std::string why_fewer(const HostDevices& devices) {
+  if (!devices.only.empty()) {
+    return devices.only + " on that host leaves out others";
+  }
+  return devices.bare.empty() ? "one is down, has no address, or is left out by a setting"
+                              : fmt::format("{} {} only a link-local address", listed(devices.bare),
+                                            devices.bare.size() == 1 ? "has" : "have");
+}
+
 const Cause* cause_of(const std::string& said) {
   return std::find_if(std::begin(causes), unknown_cause,
                       [&](const Cause& one) { return one.is_in(said); });
@@ -300,7 +309,7 @@ class PairJudge {
     std::set<std::string> said;
     for (const PairResult& pair : pairs_) {
       // Several lines about one pair are one finding; the first one is the cause.
-      const std::string text = pair.error.empty() ? warnings_of(pair, said) : "";
+      const std::string text = pair.error.empty() && !pair.explained ? warnings_of(pair, said) : "";
       if (!text.empty()) {
         lines[&pair] = text;
         by_cause[cause_of(text)].push_back(&pair);
@@ -319,7 +328,7 @@ class PairJudge {
   void losses() {
     Pairs lossy;
     for (const PairResult& pair : pairs_) {
-      if (is_lossy(pair)) {
+      if (is_lossy(pair) && !pair.explained) {
         lossy.push_back(&pair);
       }
     }
@@ -342,7 +351,7 @@ class PairJudge {
     std::map<const PairResult*, Outlier> about;
     for (const Outlier& one : find_outliers(pairs_)) {
       // What is lost is sent again, and takes its time.
-      if (is_lossy(*one.pair)) {
+      if (is_lossy(*one.pair) || one.pair->explained) {
         continue;
       }
       if (one.slow) {
@@ -480,9 +489,7 @@ std::vector<Finding> judge_device_counts(const std::vector<HostDevices>& devices
          fmt::format("{} has {}{}, other hosts have {}: {}", hosts[rank],
                      counted(one.names.size(), "usable data interface"),
                      one.names.empty() ? "" : fmt::format(" ({})", fmt::join(one.names, ", ")),
-                     most,
-                     one.only.empty() ? "one is down, has no address, or is left out by a setting"
-                                      : one.only + " on that host leaves out others"),
+                     most, why_fewer(one)),
          fmt::format("compare `nccl-ha info` on {} and on another host; no connection of {} uses "
                      "what is missing",
                      hosts[rank], hosts[rank]),

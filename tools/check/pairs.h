@@ -38,8 +38,8 @@ struct PairResult {
   /// Datagrams that whoever tells this sent, and how many of them were found lost.
   uint64_t segments = 0;
   uint64_t segments_lost = 0;
-  /// What merge() and explain() enter: what each rank said of it, and that a host's own finding is
-  /// the cause of its error.
+  /// What merge() and explain() enter: what each rank said of it, and that another finding is the
+  /// cause of its error or warnings.
   std::map<uint32_t, std::string> sides = {};
   bool explained = false;
 };
@@ -118,6 +118,7 @@ struct HostDevices {
   std::vector<std::string> names;
   std::vector<std::string> interfaces;  ///< of each; of RDMA devices too
   std::vector<std::string> networks;    ///< of each the first, as in 10.0.0.0/24; empty: none
+  std::vector<std::string> bare;        ///< HostSheet::bare
   std::string only;  ///< the setting that leaves some out, as in HA_NCCL_IFNAME==rail0
   size_t lost = 0;   ///< how many its own findings name as lost
 };

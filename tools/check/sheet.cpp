@@ -87,6 +87,7 @@ json to_json(const HostSheet& sheet) {
           {"clock_s", sheet.clock_s},
           {"settings", sheet.settings},
           {"rails", std::move(rails)},
+          {"bare", sheet.bare},
           {"plugin_asked", sheet.plugin_asked},
           {"asks_for_plugin", sheet.asks_for_plugin}};
 }
@@ -104,6 +105,7 @@ Result<HostSheet> sheet_from_json(const json& from) {
     sheet.rdma_core = from.value("rdma_core", "");
     sheet.clock_s = from.value("clock_s", 0.0);
     sheet.settings = from.value("settings", decltype(sheet.settings){});
+    sheet.bare = from.value("bare", sheet.bare);
     sheet.plugin_asked = from.value("plugin_asked", "");
     sheet.asks_for_plugin = from.value("asks_for_plugin", false);
     for (const json& one : from.value("rails", json::array())) {
@@ -141,6 +143,15 @@ HostSheet make_sheet(const HostFacts& facts) {
   }
   sheet.plugin_asked = facts.plugin.asked;
   sheet.asks_for_plugin = !facts.plugin.asks_for_none();
+  for (const fabric::NetInterface& one : facts.all_interfaces) {
+    const bool offered =
+        std::any_of(facts.interfaces.begin(), facts.interfaces.end(),
+                    [&](const fabric::NetInterface& other) { return other.name == one.name; });
+    if (one.up && !one.loopback && one.leads_to <= fabric::LinkClass::pair &&
+        one.only_self_assigned() && !offered) {
+      sheet.bare.push_back(one.name);
+    }
+  }
   const auto beneath = [&](const std::string& name) {
     return std::find_if(facts.interfaces.begin(), facts.interfaces.end(),
                         [&](const auto& one) { return one.name == name; });

@@ -36,6 +36,7 @@ struct HostSheet {
   std::string plugin_asked;                     ///< NCCL_NET_PLUGIN; empty: not set
   bool asks_for_plugin = false;                 ///< that is set, and tells NCCL to load one
   std::vector<RailSheet> rails;
+  std::vector<std::string> bare;  ///< interfaces that only stand by: they have link-local addresses
 };
 
 nlohmann::json to_json(const HostSheet& sheet);
