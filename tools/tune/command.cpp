@@ -135,9 +135,12 @@ class Tuner {
       return;
     }
     const RatioEstimate estimate = estimate_ratio(trial.ratios);
-    fmt::print("{:<20} {:<44} {:>8.3f} {:>7.3f}  {:.3f} to {:.3f}, {} rounds{}\n", trial.axis,
-               environment_text(trial.candidate), trial.busbw_gbps, estimate.mean, estimate.low,
-               estimate.high, estimate.rounds,
+    fmt::print("{:<20} {:<44} {:>8.3f} {:>7.3f}  {}, {} rounds{}\n", trial.axis,
+               environment_text(trial.candidate), trial.busbw_gbps, estimate.mean,
+               estimate.rounds < rounds_least
+                   ? fmt::format("from {} rounds on", rounds_least)
+                   : fmt::format("{:.3f} to {:.3f}", estimate.low, estimate.high),
+               estimate.rounds,
                estimate.faster()   ? ": faster"
                : estimate.slower() ? ": slower"
                                    : "");
@@ -206,8 +209,10 @@ class Tuner {
       if (trials_[i].failure.empty()) {
         const auto x = static_cast<double>(i + 1);
         mean.points.emplace_back(x, estimate.mean);
-        low.points.emplace_back(x, estimate.low);
-        high.points.emplace_back(x, estimate.high);
+        if (estimate.rounds >= rounds_least) {
+          low.points.emplace_back(x, estimate.low);
+          high.points.emplace_back(x, estimate.high);
+        }
         if (i == 0 || trials_[i].axis != trials_[i - 1].axis) {
           chart.marks.push_back({x, trials_[i].axis});
         }
