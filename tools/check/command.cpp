@@ -278,7 +278,14 @@ HostDevices devices_of(const json& text, const std::vector<HostSheet>& sheets, s
                        const std::vector<Finding>& findings) {
   HostDevices devices;
   devices.bare = sheets[rank].bare;
-  for (const json& one : text) {
+  if (!text.is_array()) {  // another version's
+    for (const RailSheet& rail : sheets[rank].rails) {
+      devices.names.push_back(rail.name);
+      devices.interfaces.push_back(rail.interface);
+      devices.networks.push_back(rail.networks.empty() ? "" : rail.networks.front());
+    }
+  }
+  for (const json& one : text.is_array() ? text : json::array()) {
     if (!one.is_array() || one.size() != 2 || !one[0].is_string() || !one[1].is_string()) {
       continue;
     }
@@ -303,9 +310,16 @@ HostDevices devices_of(const json& text, const std::vector<HostSheet>& sheets, s
       devices.only = fmt::format("{}={}", variable, own);
     }
   }
+  // What it says of a rail that is no device of its.
+  const auto is_device = [&](const RailAt& one) {
+    return std::count(devices.names.begin(), devices.names.end(), one.rail) > 0 ||
+           std::count(devices.interfaces.begin(), devices.interfaces.end(), one.rail) > 0;
+  };
   devices.lost =
-      static_cast<size_t>(std::count_if(findings.begin(), findings.end(), [](const Finding& one) {
-        return one.what.find("a rail is lost") != std::string::npos;
+      static_cast<size_t>(std::count_if(findings.begin(), findings.end(), [&](const Finding& one) {
+        return std::any_of(one.rails.begin(), one.rails.end(), [&](const RailAt& rail) {
+          return !rail.rail.empty() && !is_device(rail);
+        });
       }));
   return devices;
 }

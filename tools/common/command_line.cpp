@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <sstream>
 #include <vector>
 
@@ -117,8 +118,17 @@ int parse_and_run(CLI::App& app, int argc, char** argv, ReplacementOf known) {
     const std::string help = fmt::format("`{} --help` tells what can be asked for.\n", command);
     return not_done(app, command, wrong_words(app, error, known), help.c_str(), as_json,
                     status_not_done);
+  } catch (const std::bad_alloc&) {
+    return not_done(app, command_of(app),
+                    "out of memory; limits are RLIMIT_AS (ulimit -v) and a control group's "
+                    "memory.max",
+                    "", as_json, status_not_done);
   } catch (const std::exception& error) {
-    return not_done(app, app.get_name(), error.what(), "", as_json, status_not_done);
+    // What no command foresaw.
+    return not_done(
+        app, command_of(app),
+        fmt::format("it cannot go on, which is a mistake of this program: {}", error.what()), "",
+        as_json, status_not_done);
   }
   return 0;
 }

@@ -14,6 +14,7 @@
 #include "runtime/base/whole_file.h"
 #include "tools/commands.h"
 #include "tools/common/chart.h"
+#include "tools/common/output.h"
 #include "tools/common/refusal.h"
 #include "tools/common/remote_ranks.h"
 #include "tools/tune/measure.h"
@@ -77,6 +78,9 @@ class Tuner {
   }
 
   void run() {
+    for (const std::string& path : {options_.state, options_.plot}) {
+      refuse_tune.need(can_be_written(path));
+    }
     interrupted_text =
         fmt::format("{}nccl-ha tune: interrupted; the same command goes on from what is in {}\n",
                     isatty(STDERR_FILENO) != 0 ? "\r\033[K" : "", options_.state);
