@@ -234,7 +234,6 @@ TEST(Check, SaysItInOneLine) {
   EXPECT_TRUE(
       run.out.starts_with("nccl-ha check failed: with NCCL_NET_PLUGIN=/none.so NCCL finds "))
       << run.out;
-  EXPECT_NE(run.out.find("(1 error, "), std::string::npos) << run.out;
   EXPECT_LE(run.out.size(), 81U) << "a line of a terminal: " << run.out;
 }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -113,10 +112,10 @@ void print_mesh(const MeshSummary& mesh) {
   }
 }
 
-/// As in "1 error, 0 warnings".
-std::string counts_text(const Report& report, std::initializer_list<Level> levels) {
+/// As in "1 error, 0 warnings, 2 hints".
+std::string counts_text(const Report& report) {
   std::string text;
-  for (const Level level : levels) {
+  for (const Level level : {Level::error, Level::warning, Level::hint}) {
     text += (text.empty() ? "" : ", ") + counted(report.count(level), to_text(level));
   }
   return text;
@@ -157,7 +156,7 @@ void print_report(const Report& report) {
         "network: not looked at; give --hosts, or start this with your launcher (srun, "
         "mpirun, torchrun)\n");
   }
-  fmt::print("{}\n", counts_text(report, {Level::error, Level::warning, Level::hint}));
+  fmt::print("{}\n", counts_text(report));
 }
 
 /// One line of a terminal: the verdict, what is in the way first of all, and how much more there
@@ -181,13 +180,13 @@ void print_brief(const Report& report, bool strict) {
   std::replace(worst.begin(), worst.end(), '\n', ' ');
   const std::string verdict =
       fmt::format("nccl-ha check {}: ", report.status(strict) == 0 ? "passed" : "failed");
-  const std::string counts =
-      fmt::format(" ({})", counts_text(report, {Level::error, Level::warning}));
-  const size_t room = brief_columns - verdict.size() - counts.size();
+  const size_t all = report.count(Level::error) + report.count(Level::warning);
+  const std::string more = all > 1 ? fmt::format(" (+{} more)", all - 1) : "";
+  const size_t room = brief_columns - verdict.size() - more.size();
   if (worst.size() > room) {
     worst = worst.substr(0, room - 3) + "...";
   }
-  fmt::print("{}{}{}\n", verdict, worst.empty() ? "ok" : worst, counts);
+  fmt::print("{}{}{}\n", verdict, worst.empty() ? "ok" : worst, more);
 }
 
 json findings_json(const std::vector<Finding>& findings) {
