@@ -66,14 +66,18 @@ void run(const AgentOptions& options) {
     settings.directory_given = true;
   }
   std::error_code gone;
-  const bool defaults =
-      options.settings.empty() || !std::filesystem::exists(options.settings, gone);
+  const bool missing =
+      !options.settings.empty() && !std::filesystem::exists(options.settings, gone);
+  if (options.check && missing) {
+    refuse_agent(
+        fail(Errc::invalid_argument,
+             fmt::format("{} is not there; an agent goes by the defaults then", options.settings)));
+  }
   if (options.check) {
-    fmt::print("{}\n", defaults ? "there is no file of settings: the defaults are good"
-                                : "the settings are good");
+    fmt::print("the settings are good\n");
     return;
   }
-  if (defaults && !options.settings.empty()) {
+  if (missing) {
     NHA_LOG_INFO("agent: {} is not there; the defaults are in force", options.settings);
   }
   const int status = refuse_agent.need(run_agent(options.settings, settings));
