@@ -99,7 +99,8 @@ std::vector<FolderFacts> look_at_folders(const Config& config) {
 
 uint64_t free_bytes_of(const char* path) {
   struct statvfs about {};
-  return statvfs(path, &about) == 0 ? uint64_t{about.f_bavail} * about.f_frsize : unlimited;
+  const bool limited = statvfs(path, &about) == 0 && about.f_blocks > 0;
+  return limited ? uint64_t{about.f_bavail} * about.f_frsize : unlimited;
 }
 
 }  // namespace
