@@ -145,6 +145,11 @@ std::vector<std::string> findings(const Topology& topology, uint32_t node, Shape
   if (found == expected || expected == Shape::partial || three) {
     return out;
   }
+  if (found == Shape::alone) {
+    out.push_back(fmt::format("NCCL_MESH_TOPOLOGY expects a {}, but no other host was heard",
+                              to_text(expected)));
+    return out;
+  }
   out.push_back(fmt::format("NCCL_MESH_TOPOLOGY expects a {}, but {} hosts make a {}",
                             to_text(expected), nodes.size(), to_text(found)));
   if (expected == Shape::full_mesh) {

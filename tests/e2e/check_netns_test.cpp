@@ -38,21 +38,21 @@ TEST(Check, AGoodNetworkIsGood) {
 TEST(Check, NamesTheRailThatIsCut) {
   const ToolRun run = lab_check("pair", "0s cut rail1 --silent");
   EXPECT_EQ(run.status, 1) << run.out << run.err;
-  EXPECT_NE(run.out.find("error: h1 and h2 on device 1 (rail1)"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("error: h1 and h2 on rail1: "), std::string::npos) << run.out;
   EXPECT_NE(run.out.find("198.18.1."), std::string::npos) << "says which addresses: " << run.out;
-  EXPECT_EQ(run.out.find("(rail0)"), std::string::npos) << run.out;
+  EXPECT_EQ(run.out.find("on rail0"), std::string::npos) << run.out;
   EXPECT_NE(run.out.find("do: check cable"), std::string::npos) << run.out;
   // Both hosts end alike, so that a script may ask either.
-  EXPECT_NE(run.out.find("1 errors"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("1 error,"), std::string::npos) << run.out;
 }
 
 TEST(Check, NamesTheRailWhoseSwitchHasASmallMtu) {
   const ToolRun run = lab_check("pair", "0s mtu rail0 1500");
   EXPECT_EQ(run.status, 0) << run.out << run.err;
-  EXPECT_NE(run.out.find("(rail0): NET/HA : path"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("on rail0: NET/HA : path"), std::string::npos) << run.out;
   EXPECT_NE(run.out.find("using 1500. Check the MTU of the switches between"), std::string::npos)
       << run.out;
-  EXPECT_EQ(run.out.find("(rail1): NET/HA : path"), std::string::npos) << run.out;
+  EXPECT_EQ(run.out.find("on rail1: NET/HA : path"), std::string::npos) << run.out;
   EXPECT_EQ(lab_check("pair", "0s mtu rail0 1500", {"--strict"}).status, 1);
 }
 
@@ -231,12 +231,42 @@ TEST(Check, RanksEndWithTheCommandThatStartedThem) {
 }
 
 TEST(Check, SaysItInOneLine) {
-  const ToolRun run = run_program(NHA_TOOL_FILE, {"check", "--brief"},
-                                  {{"NCCL_NET_PLUGIN", "/none.so"}, {"HA_NCCL_IFNAME", "lo"}});
+  ToolRun run = run_program(NHA_TOOL_FILE, {"check", "--brief"},
+                            {{"NCCL_NET_PLUGIN", "/none.so"}, {"HA_NCCL_IFNAME", "lo"}});
   EXPECT_EQ(run.status, 1) << run.out;
   EXPECT_EQ(count(run.out, "\n"), 1U) << run.out;
-  EXPECT_TRUE(run.out.starts_with("nccl-ha check failed: 1 errors, ")) << run.out;
-  EXPECT_NE(run.out.find("with NCCL_NET_PLUGIN=/none.so NCCL finds nothing"), std::string::npos)
+  EXPECT_TRUE(
+      run.out.starts_with("nccl-ha check failed: with NCCL_NET_PLUGIN=/none.so NCCL finds "))
+      << run.out;
+  EXPECT_LE(run.out.size(), 81U) << "a line of a terminal: " << run.out;
+}
+
+TEST(Check, ANodeOnWhichNcclFindsNoPluginIsNotPassedWhereOneIsRequired) {
+  // As in a prolog: nothing of the job's environment is here.
+  const Environment bare{
+      {"NCCL_NET_PLUGIN", ""}, {"LD_LIBRARY_PATH", ""}, {"HA_NCCL_IFNAME", "lo"}};
+  EXPECT_EQ(run_program(NHA_TOOL_FILE, {"check", "--brief"}, bare).status, 0);
+  ToolRun run = run_program(NHA_TOOL_FILE, {"check", "--brief", "--require-plugin"}, bare);
+  EXPECT_EQ(run.status, 1) << run.out;
+  EXPECT_TRUE(run.out.starts_with("nccl-ha check failed: with NCCL_NET_PLUGIN=ha NCCL finds "))
+      << run.out;
+  const Environment found{
+      {"NCCL_NET_PLUGIN", ""}, {"LD_LIBRARY_PATH", NHA_MODULE_DIR}, {"HA_NCCL_IFNAME", "lo"}};
+  run = run_program(NHA_TOOL_FILE, {"check", "--brief", "--require-plugin"}, found);
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_TRUE(run.out.starts_with("nccl-ha check passed: ")) << run.out;
+}
+
+TEST(Check, AFileOfNcclsThatChoosesAnotherNetworkIsNamed) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/conf";
+  std::ofstream(file) << "NCCL_NET=Socket\n";
+  const ToolRun run = run_program(
+      NHA_TOOL_FILE, {"check"},
+      {{"NCCL_NET_PLUGIN", "ha"}, {"LD_LIBRARY_PATH", NHA_MODULE_DIR}, {"NCCL_CONF_FILE", file}});
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_NE(run.out.find("error: NCCL_NET=Socket (set in " + file + "): NCCL uses that network"),
+            std::string::npos)
       << run.out;
 }
 

@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tool_runner.h"
 
 namespace nccl_ha::tests {
@@ -87,6 +89,34 @@ TEST(Info, AnHcaThatIsNotThereIsAnErrorUnderVerbs) {
   EXPECT_NE(run.status, 0);
   EXPECT_NE(run.err.find("HA_NCCL_FABRIC=verbs, but no RDMA port is usable"), std::string::npos)
       << run.err;
+}
+
+TEST(Info, SettingsOfNcclsFilesCountAndAreNamed) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/nccl.conf";
+  std::ofstream(file) << "# of the site\nHA_NCCL_IFNAME==lo\nHA_NCCL_RTO_MS=700\nNCCL_NET=Socket\n";
+  const ToolRun run = info({"--json"}, {{"NCCL_CONF_FILE", file}, {"HA_NCCL_RTO_MS", "900"}});
+  ASSERT_EQ(run.status, 0) << run.err;
+  const json out = json::parse(run.out);
+  size_t seen = 0;
+  for (const json& setting : out["settings"]) {
+    if (setting["name"] == "HA_NCCL_IFNAME") {
+      ++seen;
+      EXPECT_EQ(setting["value"], "=lo");
+      EXPECT_EQ(setting["origin"], file);
+    } else if (setting["name"] == "HA_NCCL_RTO_MS") {
+      ++seen;
+      EXPECT_EQ(setting["value"], "900") << "the environment comes first";
+      EXPECT_EQ(setting["origin"], "environment");
+    }
+  }
+  EXPECT_EQ(seen, 2U);
+  EXPECT_EQ(out["plugin"]["nccl_net"], "Socket");
+  EXPECT_EQ(out["nccl_conf"].size(), 2U) << out["nccl_conf"];
+  const ToolRun text = info({}, {{"NCCL_CONF_FILE", file}});
+  EXPECT_NE(text.out.find("NCCL_NET=Socket: NCCL uses that network"), std::string::npos)
+      << text.out;
+  EXPECT_NE(text.out.find("NCCL_NET=Socket  " + file), std::string::npos) << text.out;
 }
 
 TEST(Info, WrongSettingsAreRefused) {

@@ -130,7 +130,11 @@ TEST(Lab, FaultsByNameWhileItRuns) {
   const auto speak = [&] { return running.ask({"enter", "h1", "--", "bash", "-c", talk}); };
   // ARP first, so that a lost question does not hold the packets back.
   speak();
-  EXPECT_EQ(running.ask({"lose", "rail0", "50%", "--from", "h1"}).status, 0);
+  const ToolRun asked = running.ask({"lose", "rail0", "50%", "--from", "h1"});
+  EXPECT_EQ(asked.status, 0);
+  EXPECT_EQ(asked.out, "");
+  EXPECT_TRUE(asked.err.starts_with("lab 'faults")) << "which lab it was: " << asked.err;
+  EXPECT_NE(asked.err.find("': lose rail0"), std::string::npos) << asked.err;
   speak();
   const json lossy = link_named(running.show(), "rail0");
   const auto dropped = lossy["directions"][0]["dropped"].get<uint64_t>();

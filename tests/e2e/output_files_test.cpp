@@ -91,6 +91,20 @@ TEST_F(OutputFiles, AFullDiskIsAnErrorThatSaysSo) {
   }
 }
 
+TEST_F(OutputFiles, WhatCannotBeWrittenIsToldBeforeTheRun) {
+  fs::create_directory(in_folder("folder"));
+  for (const char* option : {"--json", "--csv", "--plot"}) {
+    for (const std::string& to : {in_folder("none/file"), in_folder("folder")}) {
+      // A run that would take longer than a test may.
+      const ToolRun done = run_program(
+          NHA_TOOL_FILE, {"perf", "sendrecv", "-b", "8", "-e", "8", "--seconds", "1000",
+                          "--timeout", "2000", "--plugin", NHA_PLUGIN_FILE, option, to});
+      EXPECT_EQ(done.status, 2) << option << done.out << done.err;
+      EXPECT_NE(done.err.find("cannot write " + to + ": "), std::string::npos) << done.err;
+    }
+  }
+}
+
 TEST_F(OutputFiles, StandardOutputHoldsNothingElse) {
   // By a link, as above: /dev/stdout itself is the machine's.
   fs::create_symlink("/proc/self/fd/1", in_folder("stdout"));

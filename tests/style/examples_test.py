@@ -50,7 +50,7 @@ class Examples(unittest.TestCase):
 
     def prolog(self, status, text):
         """Its status, and how scontrol was called."""
-        program = self.script("nccl-ha", f'[ "$*" = "check --brief" ] || exit 9\n'
+        program = self.script("nccl-ha", f'[ "$*" = "check --brief --require-plugin" ] || exit 9\n'
                                          f'echo "{text}"\nexit {status}')
         calls = self.path / "calls"
         self.script("scontrol", f'printf "%s|" "$@" >> "{calls}"')

@@ -22,6 +22,8 @@ class Units(unittest.TestCase):
             text = pathlib.Path(unit).read_text(encoding="utf-8")
             with self.subTest(unit=unit):
                 self.assertRegex(text, r"(?m)^User=nccl-ha$")
+                # What they read is not shipped, and need not be there.
+                self.assertIn("\nConfigurationDirectory=nccl-ha\n", text)
                 for line in ("NoNewPrivileges=yes", "ProtectSystem=strict", "RestrictNamespaces=yes",
                              "MemoryDenyWriteExecute=yes", "SystemCallFilter=@system-service",
                              "SystemCallArchitectures=native"):

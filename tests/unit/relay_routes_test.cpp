@@ -232,6 +232,12 @@ TEST(Shapes, WhatIsExpectedAndMissingIsSaid) {
     return one == "a has 1 neighbour (b), in a ring it has two";
   })) << wrong[1];
   EXPECT_TRUE(findings(line, 0, Shape::line).empty());
+  LinkState alone;
+  alone.origin = host('a');
+  alone.name = "a";
+  EXPECT_EQ(
+      findings(Topology::make({alone}), 0, Shape::ring),
+      std::vector<std::string>{"NCCL_MESH_TOPOLOGY expects a ring, but no other host was heard"});
   EXPECT_TRUE(findings(cabled("ab bc ca"), 0, Shape::ring).empty());
   const auto mesh = findings(cabled("ab bc"), 0, Shape::full_mesh);
   ASSERT_EQ(mesh.size(), 2U);

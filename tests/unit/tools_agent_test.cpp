@@ -115,11 +115,47 @@ TEST(AgentSettings, WhatIsWrongIsNamed) {
            {R"({"policy": {"floor": 900, "ceiling": 100}})", "floor and ceiling"},
            {R"({"rails": [{}, {}, {}]})", "rails: a list of at most 2"},
            {R"({"rails": [{"name": "x"}]})", "rails.name: there is no such setting"},
+           {R"({"slots": 1.5})", "slots: a whole number"},
+           {R"({"policy": {"floor": 0.1}})", "policy.floor: a whole number"},
+           {R"({"directory": "run/mpib"})", "directory: an absolute path"},
+           {R"({"rails": [{"interface": "a"}, {"interface": "a"}]})", "rails: both are a"},
            {R"({"users": [-1]})", "users are numbers"}}) {
     const auto settings = AgentSettings::parse(text);
     ASSERT_FALSE(settings) << text;
     EXPECT_NE(settings.error().what.find(part), std::string::npos) << settings.error().what;
   }
+}
+
+TEST_F(AgentPartsTest, AFileThatIsNotThereIsTheDefaultsAndAFolderIsNone) {
+  const auto none = AgentSettings::read(folder_ + "/none.json");
+  ASSERT_TRUE(none) << none.error().message();
+  EXPECT_EQ(none->slots, 4096U);
+  const auto folder = AgentSettings::read(folder_);
+  ASSERT_FALSE(folder);
+  EXPECT_NE(folder.error().what.find("is a folder"), std::string::npos) << folder.error().what;
+  const auto some = AgentSettings::read(write("some.json", R"({"slots": 5})"));
+  ASSERT_TRUE(some) << some.error().message();
+  EXPECT_EQ(some->slots, 5U);
+}
+
+TEST(AgentSettings, TheCommandLinesDirectoryStaysWhateverTheFileSays) {
+  auto in_force = *AgentSettings::parse(R"({"directory": "/run/x"})");
+  EXPECT_EQ(in_force.fixed_differences(*AgentSettings::parse(R"({"directory": "/run/y"})")),
+            "directory");
+  in_force.directory_given = true;
+  for (const char* text : {"", R"({"directory": "/run/y"})"}) {
+    auto next = *AgentSettings::parse(text);
+    EXPECT_EQ(in_force.fixed_differences(next), "") << text;
+    next.keep_fixed(in_force);
+    EXPECT_EQ(next.directory, "/run/x");
+    EXPECT_TRUE(next.directory_given) << "after the next time, too";
+  }
+}
+
+TEST_F(AgentPartsTest, AKeysFolderIsMade) {
+  const std::string path = folder_ + "/nccl-ha/keys";
+  ASSERT_TRUE(TelemetryKeys::make(path));
+  EXPECT_TRUE(TelemetryKeys::read(path));
 }
 
 TEST_F(AgentPartsTest, KeysSignAndOnlyTheirOwnerReadsThem) {

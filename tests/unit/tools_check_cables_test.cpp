@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/support/temporary_folder.h"
+#include "tools/check/explain.h"
 #include "tools/check/neighbours.h"
 #include "tools/check/pairs.h"
 
@@ -40,15 +41,193 @@ TEST(CheckPairs, AHostThatAllItsRailsLoseMayHaveSwappedCables) {
     }
   }
   const std::vector<std::string> hosts{"a", "b", "c"};
-  const std::string said = lines_of(judge(pairs, hosts));
-  EXPECT_NE(said.find("c is reached by nobody on rail0 and rail1"), std::string::npos) << said;
+  auto found = judge(pairs, hosts);
+  EXPECT_EQ(lines_of(found), "no host reaches c on rail0 or rail1: no route\n");
+  EXPECT_NE(found.at(0).remedy.find("the cause is probably on c"), std::string::npos);
+  EXPECT_NE(found.at(0).remedy.find("swapped"), std::string::npos);
   pairs[5].error.clear();  // b and c on rail1
-  EXPECT_EQ(lines_of(judge(pairs, hosts)).find("swapped"), std::string::npos) << "one rail: no";
+  found = judge(pairs, hosts);
+  EXPECT_EQ(lines_of(found), "c with a and b on rail0 and rail1: no route\n");
+  EXPECT_EQ(found.at(0).remedy.find("swapped"), std::string::npos) << "one cable works";
   for (PairResult& pair : pairs) {
     pair.error = "no route";
   }
-  EXPECT_EQ(lines_of(judge(pairs, hosts)).find("swapped"), std::string::npos)
+  found = judge(pairs, hosts);
+  EXPECT_EQ(lines_of(found), "rail0 and rail1: all pairs of hosts: no route\n");
+  EXPECT_EQ(found.at(0).remedy.find("swapped"), std::string::npos)
       << "nobody reaches anybody: something else is wrong";
+}
+
+/// Every pair of so many hosts on two rails, all of them good.
+std::vector<PairResult> every_pair(uint32_t hosts) {
+  std::vector<PairResult> pairs;
+  for (uint32_t from = 0; from < hosts; ++from) {
+    for (uint32_t to = from + 1; to < hosts; ++to) {
+      for (const int device : {0, 1}) {
+        PairResult pair;
+        pair.from = from;
+        pair.to = to;
+        pair.device = device;
+        pair.device_name = fmt::format("rail{}", device);
+        pair.round_trip_us = 100;
+        pair.gigabytes_per_s = 0.4;
+        pair.speed_mbps = 10000;
+        pair.own_gigabytes_per_s = 4;
+        pair.segments = 10000;
+        pairs.push_back(pair);
+      }
+    }
+  }
+  return pairs;
+}
+
+/// Those of a host, on all rails or on one.
+template <class F>
+void on_host(std::vector<PairResult>& pairs, uint32_t host, int device, F&& change) {
+  for (PairResult& pair : pairs) {
+    if ((pair.from == host || pair.to == host) && (device < 0 || pair.device == device)) {
+      change(pair);
+    }
+  }
+}
+
+const std::vector<std::string> eight{"a", "b", "c", "d", "e", "f", "g", "h"};
+
+TEST(CheckPairs, OneCauseIsOneFindingAndAccusesNoCable) {
+  struct Row {
+    const char* error;
+    const char* remedy;
+  };
+  constexpr Row rows[] = {
+      {"no path came up: check that UDP is not filtered", "let UDP through"},
+      {"this host uses IPv4 only (10.0.0.1) and the peer IPv6 only (fd00::2): give both an address "
+       "of one family, or set NCCL_SOCKET_FAMILY",
+       "NCCL_SOCKET_FAMILY"},
+      {"eth0 of this host has no link: check cables", "has no link"},
+  };
+  for (const uint32_t hosts : {3U, 5U, 8U}) {
+    for (const Row& row : rows) {
+      auto pairs = every_pair(hosts);
+      on_host(pairs, 1, -1, [&](PairResult& pair) { pair.error = row.error; });
+      const auto found = judge(pairs, eight);
+      ASSERT_EQ(found.size(), 1U) << lines_of(found);
+      EXPECT_EQ(found[0].what, fmt::format("no host reaches b on rail0 or rail1: {}", row.error));
+      EXPECT_NE(found[0].remedy.find(row.remedy), std::string::npos) << found[0].remedy;
+      EXPECT_EQ(found[0].remedy.find("swapped"), std::string::npos) << found[0].remedy;
+    }
+  }
+}
+
+TEST(CheckPairs, TwoCausesAreTwoFindings) {
+  auto pairs = every_pair(5);
+  on_host(pairs, 1, 0, [](PairResult& pair) { pair.error = "check that UDP is not filtered"; });
+  on_host(pairs, 3, 1, [](PairResult& pair) { pair.error = "rail1 of d has no link"; });
+  EXPECT_EQ(lines_of(judge(pairs, eight)),
+            "no host reaches d on rail1: rail1 of d has no link\n"
+            "no host reaches b on rail0: check that UDP is not filtered\n");
+}
+
+TEST(CheckPairs, AnErrorThatNamesNoCauseHasThatOfItsHost) {
+  auto pairs = every_pair(3);
+  on_host(pairs, 2, -1, [](PairResult& pair) { pair.error = "check that UDP is not filtered"; });
+  pairs.back().error = "connecting took too long";
+  EXPECT_EQ(lines_of(judge(pairs, eight)),
+            "no host reaches c on rail0 or rail1: check that UDP is not filtered\n");
+  // The host that has too few descriptors says so, and the others that it is gone.
+  pairs = every_pair(3);
+  on_host(pairs, 2, -1, [](PairResult& pair) {
+    pair.error = "the other side could not listen";
+    pair.sides = {{pair.from, pair.error}, {2, "cannot listen: Too many open files"}};
+    pair.error += "; cannot listen: Too many open files";
+  });
+  pairs.back().error = "the peer is gone";
+  pairs.back().sides.clear();
+  EXPECT_EQ(lines_of(judge(pairs, eight)),
+            "c: 4 pairs with it fail: cannot listen: Too many open files\n");
+}
+
+TEST(CheckPairs, ASlowRailIsFoundWithTwoHostsToo) {
+  for (const uint32_t hosts : {2U, 3U, 5U, 8U}) {
+    auto pairs = every_pair(hosts);
+    EXPECT_TRUE(judge(pairs, eight).empty());
+    EXPECT_TRUE(to_try_again(pairs).empty());
+    for (PairResult& pair : pairs) {
+      pair.gigabytes_per_s = pair.device == 1 ? 0.001 : 0.4;
+    }
+    EXPECT_EQ(to_try_again(pairs).size(), hosts * (hosts - 1) / 2);
+    EXPECT_EQ(lines_of(judge(pairs, eight)),
+              hosts == 2 ? "a and b on rail1: 0.001 GB/s, rail0 carries 0.400\n"
+                         : "rail1: all pairs of hosts: 0.001 GB/s, rail0 carries 0.400\n");
+  }
+  auto pairs = every_pair(2);
+  pairs.pop_back();
+  pairs[0].gigabytes_per_s = 0.001;
+  EXPECT_EQ(lines_of(judge(pairs, eight)),
+            "a and b on rail0: 0.001 GB/s, the link has 10000 Mbit/s\n");
+  pairs[0].own_gigabytes_per_s = 0.05;
+  EXPECT_TRUE(judge(pairs, eight).empty()) << "the hosts themselves have no time";
+  pairs[0].own_gigabytes_per_s = 0;
+  EXPECT_TRUE(judge(pairs, eight).empty()) << "nothing to compare it with";
+  pairs = every_pair(2);
+  pairs[1].gigabytes_per_s = 0.02;
+  pairs[1].speed_mbps = 500;
+  EXPECT_TRUE(judge(pairs, eight).empty()) << "a slower link carries less";
+}
+
+TEST(CheckPairs, PacketsThatGetLost) {
+  auto pairs = every_pair(3);
+  on_host(pairs, 1, 0, [](PairResult& pair) {
+    pair.segments_lost = 2000;
+    pair.gigabytes_per_s = 0.001;
+  });
+  EXPECT_EQ(to_try_again(pairs).size(), 2U);
+  const auto found = judge(pairs, eight);
+  ASSERT_EQ(found.size(), 1U) << lines_of(found) << "that it is slow comes of that";
+  EXPECT_EQ(found[0].what,
+            "b, rail0: all pairs: packets get lost: 4000 of 20000 datagrams were lost");
+  EXPECT_NE(found[0].remedy.find("ethtool -S"), std::string::npos);
+  pairs = every_pair(2);
+  pairs[1].segments_lost = 3000;
+  pairs[1].error = "large messages: a transfer took too long";
+  EXPECT_EQ(lines_of(judge(pairs, eight)),
+            "a and b on rail1: large messages: a transfer took too long; 3000 of 10000 datagrams "
+            "were lost\n");
+}
+
+TEST(CheckExplain, WhatAHostSaysOfItselfComesFirst) {
+  HostDevices each;
+  each.names = {"mlx5_0", "rail1"};
+  each.interfaces = {"rail0", "rail1"};
+  const std::vector<HostDevices> devices(3, each);
+  auto pairs = every_pair(3);
+  on_host(pairs, 1, -1, [](PairResult& pair) { pair.error = "no route"; });
+  Finding limit{Level::error, "20 files only", "do", {{1, ""}}};
+  Finding later{Level::warning, "other networks", "do", {{1, "rail1"}}};
+  explain(pairs, devices, {&limit, &later});
+  EXPECT_EQ(limit.what, "20 files only; 4 pairs of hosts fail");
+  EXPECT_EQ(later.level, Level::warning) << "nothing is left for it to explain";
+  EXPECT_TRUE(judge(pairs, eight).empty());
+
+  pairs = every_pair(3);
+  on_host(pairs, 1, 0, [](PairResult& pair) { pair.error = "no route"; });
+  pairs.back().error = "cut";  // b and c on rail1
+  Finding route{Level::warning, "leaves by rail1", "do", {{1, "rail0"}}};
+  Finding nothing{Level::warning, "one more", "do", {}};
+  explain(pairs, devices, {&route, &nothing});
+  EXPECT_EQ(route.level, Level::error) << "by the name of the interface, too";
+  EXPECT_EQ(route.what, "leaves by rail1; 2 pairs of hosts fail");
+  EXPECT_EQ(nothing.what, "one more");
+  EXPECT_EQ(lines_of(judge(pairs, eight)), "b and c on rail1: cut\n") << "two faults at once";
+  EXPECT_TRUE(std::any_of(pairs.begin(), pairs.end(), [](auto& one) { return !one.error.empty(); }))
+      << "the table still shows what fails";
+
+  pairs = every_pair(3);
+  on_host(pairs, 1, 0, [](PairResult& pair) { pair.warnings = {"path 0 did not come up"}; });
+  Finding fewer{Level::warning, "one interface only", "do", {{1, "rail0"}}};
+  explain(pairs, devices, {&fewer});
+  EXPECT_EQ(fewer.level, Level::warning) << "nothing fails";
+  EXPECT_EQ(fewer.what, "one interface only");
+  EXPECT_TRUE(judge(pairs, eight).empty());
 }
 
 TEST(CheckPairs, TheRemedyIsThatOfWhatWasSaid) {
@@ -104,7 +283,9 @@ struct Cluster {
       for (size_t rail = 0; rail < 2; ++rail) {
         RailSheet one;
         one.name = fmt::format("rail{}", rail);
+        one.interface = one.name;
         one.addresses = {address_of(host, rail)};
+        one.networks = {fmt::format("10.0.{}.0/24", rail)};
         one.mac = mac_of(host, rail);
         sheet.rails.push_back(one);
       }
@@ -113,7 +294,8 @@ struct Cluster {
       for (size_t other = 0; other < hosts; ++other) {
         for (size_t rail = 0; rail < 2 && other != host; ++rail) {
           const size_t answers = is_swapped(host) != is_swapped(other) ? 1 - rail : rail;
-          seen.back().push_back({address_of(other, rail), mac_of(other, answers)});
+          seen.back().push_back(
+              {address_of(other, rail), mac_of(other, answers), fmt::format("rail{}", rail)});
         }
       }
     }
@@ -124,8 +306,8 @@ struct Cluster {
 TEST(CheckNeighbours, OfThreeHostsTheOneWithSwappedCablesIsNamed) {
   EXPECT_EQ(Cluster(3, {}).said(), "");
   EXPECT_EQ(Cluster(3, {2}).said(),
-            "the cables of c are swapped: what is sent to 10.0.0.2 (rail0 of c) arrives at rail1, "
-            "what is sent to 10.0.1.2 (rail1 of c) arrives at rail0\n");
+            "the cables of c are swapped: traffic for 10.0.0.2 (rail0 of c) arrives at rail1, "
+            "traffic for 10.0.1.2 (rail1 of c) arrives at rail0\n");
   EXPECT_EQ(Cluster(5, {0, 3}).said().find("the cables of b"), std::string::npos);
   EXPECT_NE(Cluster(5, {0, 3}).said().find("the cables of d are swapped"), std::string::npos);
   EXPECT_NE(Cluster(5, {0, 3}).said().find("the cables of a are swapped"), std::string::npos);
@@ -133,7 +315,7 @@ TEST(CheckNeighbours, OfThreeHostsTheOneWithSwappedCablesIsNamed) {
 
 TEST(CheckNeighbours, OfTwoHostsEitherMayBeWrong) {
   const std::string said = Cluster(2, {1}).said();
-  EXPECT_TRUE(said.starts_with("the cables of a or b are swapped: what is sent to ")) << said;
+  EXPECT_TRUE(said.starts_with("the cables of a or b are swapped: traffic for ")) << said;
   EXPECT_EQ(said.find('\n'), said.size() - 1) << "one finding: " << said;
 }
 
@@ -141,7 +323,7 @@ TEST(CheckNeighbours, WhatTheSwappedHostAloneSawIsEnough) {
   Cluster cluster(3, {2});
   cluster.seen[0].clear();
   cluster.seen[1].clear();
-  EXPECT_TRUE(cluster.said().starts_with("the cables of c are swapped: what is sent to 10.0.0.0"))
+  EXPECT_TRUE(cluster.said().starts_with("the cables of c are swapped: traffic for 10.0.0.0"))
       << cluster.said();
 }
 
@@ -156,8 +338,39 @@ TEST(CheckNeighbours, InterfacesThatShareADeviceAreNoSwap) {
     }
   }
   EXPECT_EQ(cluster.said(), "");
-  cluster.seen[0] = {{"10.0.0.2", "02:00:00:00:99:99"}, {"192.168.0.1", mac_of(2, 1)}};
+  cluster.seen[0] = {{"10.0.0.2", "02:00:00:00:99:99", "rail0"},
+                     {"192.168.0.1", mac_of(2, 1), "rail0"}};
   EXPECT_EQ(cluster.said(), "") << "a router's, or an address of nobody's";
+}
+
+TEST(CheckNeighbours, WhatShowsNoCableAccusesNone) {
+  // A route of a's leads to rail1 of c over rail0, where c answers for it.
+  Cluster cluster(3, {});
+  cluster.seen[0].back() = {address_of(2, 1), mac_of(2, 0), "rail0"};
+  EXPECT_EQ(cluster.said(), "");
+  // a has rail1 only, and asks there for what is on rail0.
+  cluster.seen[0] = {{address_of(2, 0), mac_of(2, 1), "rail1"},
+                     {address_of(1, 0), mac_of(1, 1), "rail1"}};
+  cluster.sheets[0].rails.erase(cluster.sheets[0].rails.begin());
+  EXPECT_EQ(cluster.said(), "");
+  // Both rails in one switch: c answers on both, and rail1 is faster each time.
+  cluster = Cluster(3, {});
+  for (size_t from = 0; from < 2; ++from) {
+    cluster.seen[from].clear();
+    for (size_t rail = 0; rail < 2; ++rail) {
+      cluster.seen[from].push_back(
+          {address_of(2, rail), mac_of(2, 1), fmt::format("rail{}", rail)});
+    }
+  }
+  EXPECT_EQ(cluster.said(), "");
+  // Both rails of c in one network: either answers.
+  cluster = Cluster(3, {2});
+  for (HostSheet& sheet : cluster.sheets) {
+    for (RailSheet& rail : sheet.rails) {
+      rail.networks = {"10.0.0.0/16"};
+    }
+  }
+  EXPECT_EQ(cluster.said(), "");
 }
 
 TEST(CheckNeighbours, ThoseThatDidNotAnswerAreLeftOut) {
@@ -172,6 +385,7 @@ TEST(CheckNeighbours, ThoseThatDidNotAnswerAreLeftOut) {
   ASSERT_EQ(all.size(), 2U);
   EXPECT_EQ(all[0].address, "198.18.0.3");
   EXPECT_EQ(all[0].mac, "02:00:00:00:00:03");
+  EXPECT_EQ(all[0].device, "rail0");
   EXPECT_EQ(all[1].address, "198.18.0.5");
   EXPECT_TRUE(neighbours_from_json(nlohmann::json::parse(R"([["a"], 3, ["a", 4], {}])")).empty());
   EXPECT_TRUE(read_neighbours(folder.path() + "/none").empty());

@@ -409,7 +409,8 @@ const Mistake mistakes[] = {
        };
      },
      Level::warning,
-     {"the cable between h2 (to-h3) and h3 (to-h2) loses packets: of 10000 datagrams 500"},
+     {"the cable between h2 (to-h3) and h3 (to-h2) loses packets: 500 of 10000 datagrams were "
+      "lost"},
      "ethtool -S"},
     {"a_cable_that_the_settings_leave_out",
      chain_of(4, true),

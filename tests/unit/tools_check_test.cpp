@@ -2,11 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "tools/check/compare.h"
 #include "tools/check/findings.h"
 #include "tools/check/pairs.h"
 
@@ -102,6 +101,65 @@ TEST(CheckFindings, PluginsThatNcclDoesNotFind) {
   facts.plugin.other_file = false;
   EXPECT_EQ(only_finding(facts).level, Level::hint);
   EXPECT_EQ(only_finding(facts).remedy, "export NCCL_NET_PLUGIN=ha");
+}
+
+TEST(CheckFindings, ANetworkThatIsNotThePlugins) {
+  HostFacts facts = good_host();
+  facts.plugin.network = "ha";
+  EXPECT_TRUE(judge(facts).empty()) << "NCCL does not look at upper and lower case";
+  facts.plugin.network = "Socket";
+  Finding found = only_finding(facts);
+  EXPECT_EQ(found.level, Level::error);
+  EXPECT_EQ(found.what, "NCCL_NET=Socket: NCCL uses that network and not this plugin");
+  facts.conf.variables = {{"NCCL_NET", "Socket", "/etc/nccl.conf"}};
+  EXPECT_NE(only_finding(facts).what.find("NCCL_NET=Socket (set in /etc/nccl.conf)"),
+            std::string::npos);
+  facts.plugin.asked = "";
+  const auto all = judge(facts);
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[0].level, Level::hint) << "NCCL_NET_PLUGIN is not set";
+  EXPECT_EQ(all[1].level, Level::warning) << "this shell may not be the job's";
+}
+
+TEST(CheckFindings, APluginThatIsRequired) {
+  const Demands demands{true};
+  HostFacts facts = good_host();
+  EXPECT_TRUE(judge(facts, demands).empty());
+  facts.plugin.asked = "";
+  ASSERT_EQ(judge(facts, demands).size(), 1U);
+  EXPECT_EQ(judge(facts, demands)[0].level, Level::hint)
+      << "the job may set it: NCCL would find it";
+  facts.plugin.asked = "none";
+  EXPECT_EQ(judge(facts, demands).at(0).level, Level::error);
+  facts.plugin.asked = "";
+  facts.plugin.of_nccl.reset();
+  EXPECT_EQ(judge(facts, demands).at(0).level, Level::error);
+  EXPECT_EQ(judge(facts).at(0).level, Level::warning);
+  facts = good_host();
+  facts.plugin.of_nccl = FoundPlugin{"/usr/lib/libnccl-net-other.so", ""};
+  facts.plugin.other_file = true;
+  EXPECT_EQ(judge(facts, demands).at(0).level, Level::error);
+  EXPECT_EQ(judge(facts).at(0).level, Level::warning);
+}
+
+TEST(CheckFindings, OpenFilesFoldersAndSharedMemory) {
+  HostFacts facts = good_host();
+  facts.open_files = 20;
+  EXPECT_EQ(only_finding(facts).level, Level::error);
+  EXPECT_EQ(only_finding(facts).what, "this process may open 20 files only (ulimit -n)");
+  EXPECT_EQ(only_finding(facts).rails.size(), 1U) << "it explains what pairs of this host show";
+  facts.open_files = 512;
+  EXPECT_EQ(only_finding(facts).level, Level::warning);
+  EXPECT_TRUE(only_finding(facts).rails.empty()) << "connections come about with so many";
+  facts.open_files = 1024;
+  EXPECT_TRUE(judge(facts).empty());
+  facts.folders = {{"HA_NCCL_COUNTERS_DIR", "/dev/shm", ""},
+                   {"HA_NCCL_TRACE_DIR", "/x", "Permission denied"}};
+  EXPECT_EQ(only_finding(facts).what, "HA_NCCL_TRACE_DIR=/x cannot be written: Permission denied");
+  facts.folders.clear();
+  facts.shm_free_bytes = 8 << 20;
+  EXPECT_EQ(only_finding(facts).level, Level::warning);
+  EXPECT_TRUE(only_finding(facts).what.starts_with("/dev/shm has 8 MiB left"));
 }
 
 TEST(CheckFindings, ANicThatRetriesForLongerThanFailoverMayTake) {
@@ -263,6 +321,19 @@ TEST(CheckFindings, ARailWhosePacketsLeaveByAnother) {
   EXPECT_NE(only_finding(facts).what.find("the address of ib1 leaves by ib0"), std::string::npos);
 }
 
+TEST(CheckFindings, RoutesToOtherHostsThatLeaveByAnotherRail) {
+  HostFacts facts = good_host();
+  facts.stray_routes = {{"ib1", "ib0", "10.0.1.2", "b"}, {"ib1", "ib0", "10.0.1.3", "c"}};
+  const Finding found = only_finding(facts);
+  EXPECT_EQ(found.level, Level::warning);
+  EXPECT_EQ(found.what,
+            "traffic from ib1 to 10.0.1.2 (b), 10.0.1.3 (c) leaves by ib0: a route prefers that");
+  EXPECT_NE(found.remedy.find("ip route get 10.0.1.2"), std::string::npos) << found.remedy;
+  facts.leaves_by["ib1"] = "ib0";
+  EXPECT_NE(only_finding(facts).what.find("the address of ib1 leaves by ib0"), std::string::npos)
+      << "the whole subnet does: one finding";
+}
+
 TEST(CheckFindings, DatagramBuffersCountWithoutRdma) {
   HostFacts facts = good_host();
   facts.kernel.granted_bytes = 212992;
@@ -288,6 +359,11 @@ TEST(CheckFindings, SurviveTheWayThroughJson) {
   ASSERT_TRUE(back);
   EXPECT_EQ(back->level, Level::warning);
   EXPECT_EQ(back->remedy, "do");
+  const auto with_rails = finding_from_json(to_json(Finding{Level::error, "w", "d", {{3, "ib0"}}}));
+  ASSERT_TRUE(with_rails);
+  ASSERT_EQ(with_rails->rails.size(), 1U);
+  EXPECT_EQ(with_rails->rails[0].rail, "ib0");
+  EXPECT_EQ(with_rails->rails[0].host, 0U) << "who reads it knows whose it is";
   for (const char* bad : {"1", "{}", R"({"level":"x","what":"","remedy":""})",
                           R"({"level":1,"what":"","remedy":""})"}) {
     EXPECT_FALSE(finding_from_json(nlohmann::json::parse(bad))) << bad;
@@ -378,7 +454,7 @@ TEST(CheckPairs, ErrorsWarningsAndOutliersBecomeFindings) {
   auto found = judge(pairs, hosts);
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found[0].level, Level::warning);
-  EXPECT_NE(found[0].what.find("b and c on device 0 (rail0)"), std::string::npos) << found[0].what;
+  EXPECT_EQ(found[0].what, "b and c on rail0: 1.000 GB/s, the median of all pairs is 10.000");
   pairs[2] = pair(1, 2, 9);
   EXPECT_TRUE(judge(pairs, hosts).empty());
   pairs[2].round_trip_us = 100;
@@ -388,8 +464,8 @@ TEST(CheckPairs, ErrorsWarningsAndOutliersBecomeFindings) {
   pairs[0].warnings = {"MTU"};
   found = judge(pairs, hosts);
   ASSERT_EQ(found.size(), 2U);
-  EXPECT_EQ(found[1].level, Level::error);
-  EXPECT_EQ(found[0].level, Level::warning);
+  EXPECT_EQ(found[0].level, Level::error);
+  EXPECT_EQ(found[1].level, Level::warning);
 }
 
 TEST(CheckPairs, LinesOfOnePairAreOneFindingAndGoodNewsNone) {
@@ -422,147 +498,6 @@ TEST(CheckPairs, TheRemedyFitsTheError) {
   EXPECT_NE(remedy("no answer").find("check cable"), std::string::npos);
 }
 
-HostSheet sheet(const std::string& name, int number) {
-  HostSheet made;
-  made.name = name;
-  made.machine = name;
-  made.version = "1.0.0";
-  made.commit = "c";
-  made.protocol = 10;
-  made.settings = {
-      {"HA_NCCL_ENABLE_BACKUP", "1"}, {"HA_NCCL_IFNAME", "x" + name}, {"HA_NCCL_RTO_MS", "1000"}};
-  for (int rail = 0; rail < 2; ++rail) {
-    made.rails.push_back({"rail" + std::to_string(rail),
-                          {"10.0." + std::to_string(rail) + "." + std::to_string(number)},
-                          {"10.0." + std::to_string(rail) + ".0/24"},
-                          4200,
-                          100000,
-                          ""});
-  }
-  return made;
-}
-
-std::vector<HostSheet> three_hosts() { return {sheet("a", 1), sheet("b", 2), sheet("c", 3)}; }
-
-/// The findings that a change to three good hosts makes.
-std::vector<Finding> found_after(const std::function<void(std::vector<HostSheet>&)>& change) {
-  std::vector<HostSheet> sheets = three_hosts();
-  change(sheets);
-  return compare(sheets, distinct_names(sheets));
-}
-
-void expect_one(const std::function<void(std::vector<HostSheet>&)>& change, Level level,
-                const std::vector<const char*>& parts) {
-  const auto found = found_after(change);
-  ASSERT_EQ(found.size(), 1U) << parts.front();
-  EXPECT_EQ(found[0].level, level) << found[0].what;
-  for (const char* part : parts) {
-    EXPECT_NE(found[0].what.find(part), std::string::npos) << part << ": " << found[0].what;
-  }
-  EXPECT_FALSE(found[0].remedy.empty());
-}
-
-TEST(CheckCompare, EqualHostsHaveNothingToSay) {
-  EXPECT_TRUE(found_after([](auto&) {}).empty());
-  EXPECT_TRUE(compare({}, {}).empty());
-}
-
-TEST(CheckCompare, VersionsAndSettings) {
-  using Sheets = std::vector<HostSheet>;
-  expect_one([](Sheets& s) { s[2].protocol = 9; }, Level::error, {"protocol", "9 on c"});
-  expect_one([](Sheets& s) { s[1].version = "0.9"; }, Level::warning, {"0.9 on b"});
-  expect_one([](Sheets& s) { s[1].commit = "d"; }, Level::hint, {"d on b"});
-  expect_one([](Sheets& s) { s[1].settings["HA_NCCL_ENABLE_BACKUP"] = "0"; }, Level::warning,
-             {"HA_NCCL_ENABLE_BACKUP differs", "0 on b"});
-  expect_one([](Sheets& s) { s[0].settings["HA_NCCL_RTO_MS"] = "50"; }, Level::hint,
-             {"HA_NCCL_RTO_MS", "50 on a"});
-  expect_one([](Sheets& s) { s[0].settings.erase("HA_NCCL_RTO_MS"); }, Level::hint,
-             {"HA_NCCL_RTO_MS", "(not known) on a"});
-}
-
-TEST(CheckCompare, MeshPortsMatterWhereThereIsAMesh) {
-  const auto differ = [](std::vector<HostSheet>& hosts) {
-    for (HostSheet& host : hosts) {
-      host.settings["NCCL_MESH_PORT"] = "18740";
-    }
-    hosts[1].settings["NCCL_MESH_PORT"] = "18741";
-  };
-  expect_one(differ, Level::warning, {"NCCL_MESH_PORT differs"});
-  const auto found = found_after([&](std::vector<HostSheet>& hosts) {
-    differ(hosts);
-    // A line: a and c reach each other over b only.
-    hosts[0].rails.pop_back();
-    hosts[2].rails.erase(hosts[2].rails.begin());
-  });
-  EXPECT_TRUE(std::any_of(found.begin(), found.end(), [](const Finding& one) {
-    return one.level == Level::error && one.what.find("NCCL_MESH_PORT") != std::string::npos;
-  }));
-}
-
-TEST(CheckCompare, AddressesAndNetworks) {
-  using Sheets = std::vector<HostSheet>;
-  expect_one([](Sheets& s) { s[2].rails[1].addresses = {"10.0.1.1"}; }, Level::error,
-             {"10.0.1.1", "a (rail1)", "c (rail1)"});
-  expect_one([](Sheets& s) { std::swap(s[1].rails[0], s[1].rails[1]); }, Level::error,
-             {"rails are crossed", "on b"});
-  expect_one(
-      [](Sheets& s) {
-        s[1].rails[1].addresses = {"10.0.0.99"};
-        s[1].rails[1].networks = {"10.0.0.0/24"};
-      },
-      Level::warning, {"rail0, rail1 of b are both in 10.0.0.0/24"});
-  expect_one(
-      [](Sheets& s) {
-        s[1].rails[1].addresses = {"10.9.0.2"};
-        s[1].rails[1].networks = {"10.9.0.0/24"};
-      },
-      Level::warning, {"rail1 of b is in 10.9.0.0/24, where no other host is"});
-  expect_one([](Sheets& s) { s[0].rails[0].mtu = 1500; }, Level::warning,
-             {"MTU differs in 10.0.0.0/24", "1500 bytes on a (rail0)"});
-  expect_one([](Sheets& s) { s[0].rails[0].speed_mbps = 25000; }, Level::warning,
-             {"speed differs", "25000 Mbit/s on a (rail0)"});
-}
-
-TEST(CheckCompare, ARingOfCablesIsNotCrossed) {
-  std::vector<HostSheet> ring{sheet("a", 1), sheet("b", 2), sheet("c", 3), sheet("d", 4)};
-  for (int i = 0; i < 4; ++i) {
-    for (int side = 0; side < 2; ++side) {
-      const int cable = (i + 3 * (1 - side)) % 4;
-      RailSheet& rail = ring[static_cast<size_t>(i)].rails[static_cast<size_t>(side)];
-      rail.networks = {"10.1." + std::to_string(cable) + ".0/24"};
-      rail.addresses = {"10.1." + std::to_string(cable) + "." + std::to_string(i + 1)};
-    }
-  }
-  EXPECT_TRUE(compare(ring, distinct_names(ring)).empty());
-}
-
-TEST(CheckCompare, NamesAndClocks) {
-  using Sheets = std::vector<HostSheet>;
-  expect_one([](Sheets& s) { s[1].clock_s = 90; }, Level::warning, {"clock of b is 90.0 s ahead"});
-  expect_one([](Sheets& s) { s[2].name = "a"; }, Level::warning,
-             {"ranks 0 and 2", "both called a"});
-  std::vector<HostSheet> sheets = three_hosts();
-  sheets[2].name = "a";
-  EXPECT_EQ(distinct_names(sheets), (std::vector<std::string>{"a#0", "b", "a#2"}));
-}
-
-TEST(CheckCompare, SheetsSurviveTheWayThroughJson) {
-  const HostSheet one = sheet("a", 1);
-  const auto back = sheet_from_json(to_json(one));
-  ASSERT_TRUE(back) << back.error().message();
-  EXPECT_EQ(to_json(*back), to_json(one));
-  EXPECT_FALSE(sheet_from_json(nlohmann::json::parse(R"({"name": 3})")));
-  const auto old = sheet_from_json(nlohmann::json::parse(
-      R"({"name": "b", "version": "0.9", "commit": "d", "protocol": 9, "rails": [{"name": "r"}],
-          "of_later": 1})"));
-  ASSERT_TRUE(old) << old.error().message();
-  const auto found = compare({one, *old}, {"a", "b"});
-  EXPECT_TRUE(std::any_of(found.begin(), found.end(), [](const Finding& f) {
-    return f.what.find("different versions of the plugin's protocol") != std::string::npos;
-  })) << "that another version tells less of itself does not hide that it is another one";
-  EXPECT_FALSE(sheet_from_json(nlohmann::json::parse("[]")));
-}
-
 TEST(CheckPairs, SurviveTheWayThroughJson) {
   PairResult result = pair(1, 2, 3.5);
   result.error = "e";
@@ -575,14 +510,44 @@ TEST(CheckPairs, SurviveTheWayThroughJson) {
   EXPECT_FALSE(pair_from_json(nlohmann::json::parse("[1]")));
 }
 
-TEST(CheckPairs, HostsWithFewerDevicesAreNamed) {
-  const std::vector<std::string> hosts{"a", "b", "c", "d"};
-  EXPECT_TRUE(judge_device_counts({2, 2, 2, 2}, hosts).empty());
-  const auto found = judge_device_counts({2, 1, 2, 1}, hosts);
+HostDevices host_devices(std::initializer_list<int> rails) {
+  HostDevices made;
+  for (const int rail : rails) {
+    made.names.push_back("rail" + std::to_string(rail));
+    made.interfaces.push_back(made.names.back());
+    made.networks.push_back("10.0." + std::to_string(rail) + ".0/24");
+  }
+  return made;
+}
+
+TEST(CheckPairs, AHostWithFewerDevicesIsNamedWithWhatIsKnownOfIt) {
+  const std::vector<std::string> hosts{"a", "b", "c"};
+  std::vector<HostDevices> all{host_devices({0, 1}), host_devices({0, 1}), host_devices({0, 1})};
+  EXPECT_TRUE(judge_device_counts(all, hosts).empty());
+  all[1] = host_devices({1});
+  auto found = judge_device_counts(all, hosts);
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found[0].level, Level::warning);
-  EXPECT_EQ(found[0].what, "1 where other hosts have 2 devices for the network: b, d");
-  EXPECT_EQ(judge_device_counts({3, 1, 2, 3}, hosts).size(), 2U);
+  EXPECT_EQ(found[0].what,
+            "b has 1 usable data interface (rail1), other hosts have 2: one is down, has no "
+            "address, or is left out by a setting");
+  ASSERT_EQ(found[0].rails.size(), 1U) << "rail1 is tried with the rail0 of others";
+  EXPECT_EQ(found[0].rails[0].host, 1U);
+  EXPECT_EQ(found[0].rails[0].rail, "rail1");
+  all[1].bare = {"rail0"};
+  EXPECT_TRUE(judge_device_counts(all, hosts)
+                  .at(0)
+                  .what.ends_with(": rail0 has only a link-local address"));
+  all[1] = host_devices({0});
+  all[1].only = "HA_NCCL_IFNAME==rail0";
+  found = judge_device_counts(all, hosts);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_NE(found[0].what.find("HA_NCCL_IFNAME==rail0 on that host leaves out others"),
+            std::string::npos)
+      << found[0].what;
+  EXPECT_TRUE(found[0].rails.empty()) << "rail0 is tried with rail0";
+  all[1].lost = 1;
+  EXPECT_TRUE(judge_device_counts(all, hosts).empty()) << "the host itself says what it has lost";
 }
 
 TEST(CheckFindings, ProcessorsThatAreNotThereAreNamed) {

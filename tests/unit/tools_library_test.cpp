@@ -7,11 +7,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <optional>
 #include <string>
 
 #include "tests/support/temporary_folder.h"
 #include "tools/common/elf_symbols.h"
 #include "tools/common/nccl_builtin.h"
+#include "tools/common/nccl_conf.h"
 #include "tools/common/net_library.h"
 #include "tools/common/plugin_search.h"
 
@@ -179,6 +182,100 @@ TEST(PluginSearch, tries_the_names_that_nccl_tries) {
   EXPECT_EQ(nccl_file_names("ha"), (Names{"ha", "libnccl-net-ha.so"}));
   EXPECT_EQ(nccl_file_names("libnccl-net-ha.so"), Names{"libnccl-net-ha.so"});
   EXPECT_EQ(nccl_file_names("/x/y.so"), Names{"/x/y.so"});
+}
+
+TEST(PluginSearch, a_library_for_another_system_is_no_missing_one) {
+  const tests::TemporaryFolder folder;
+  std::string foreign = own_head(4096);
+  foreign[18] = 8;  // MIPS
+  const std::string file = folder.path() + "/libnccl-net-nha-foreign.so";
+  std::ofstream(file, std::ios::binary) << foreign;
+  EXPECT_NE(misfit_of(file).find("another kind of processor"), std::string::npos);
+  EXPECT_EQ(misfit_of("/proc/self/exe"), "");
+  EXPECT_EQ(misfit_of(folder.path() + "/none.so"), "");
+  for (const std::string& name : {std::string("nha-foreign"), file}) {
+    const PluginSight sight = look_for_plugin([&](const std::string& variable) {
+      return variable == "NCCL_NET_PLUGIN"   ? std::optional(name)
+             : variable == "LD_LIBRARY_PATH" ? std::optional(folder.path())
+                                             : std::nullopt;
+    });
+    EXPECT_TRUE(sight.misfit);
+    EXPECT_NE(sight.text().find("another kind of processor"), std::string::npos) << sight.text();
+    EXPECT_NE(sight.remedy().find("built for this system"), std::string::npos) << sight.remedy();
+  }
+}
+
+TEST(PluginSearch, networks_that_are_not_the_plugins) {
+  PluginSight sight;
+  EXPECT_FALSE(sight.other_network()) << "not set";
+  for (const char* own : {"HA", "ha"}) {
+    sight.network = own;
+    EXPECT_FALSE(sight.other_network()) << own;
+  }
+  for (const char* other : {"Socket", "IB", "AWS Libfabric"}) {
+    sight.network = other;
+    EXPECT_TRUE(sight.other_network()) << other;
+  }
+}
+
+class NcclConfFiles : public ::testing::Test {
+ protected:
+  std::string write(const std::string& name, const std::string& text) const {
+    const std::string file = folder_.path() + "/" + name;
+    std::ofstream(file) << text;
+    return file;
+  }
+  NcclConf read() const {
+    return read_nccl_conf(
+        [this](const std::string& name) -> std::optional<std::string> {
+          const auto found = set_.find(name);
+          return found == set_.end() ? std::nullopt : std::optional(found->second);
+        },
+        folder_.path(), folder_.path() + "/system");
+  }
+  std::string value(const NcclConf& conf, const std::string& name) const {
+    for (const ConfVariable& one : conf.variables) {
+      if (one.name == name) {
+        return one.value;
+      }
+    }
+    return "(none)";
+  }
+
+  const tests::TemporaryFolder folder_;
+  std::map<std::string, std::string> set_;
+};
+
+TEST_F(NcclConfFiles, the_first_that_sets_a_variable_counts) {
+  write(".nccl.conf", "# NCCL_NET=IB\nNCCL_NET=Socket\nNCCL_X\nA=1=2\n");
+  const std::string system = write("system", "NCCL_NET=HA\nHA_NCCL_IFNAME==eth0\nB=\nC=3");
+  set_["HA_NCCL_IFNAME"] = "";
+  NcclConf conf = read();
+  EXPECT_EQ(value(conf, "NCCL_NET"), "Socket");
+  EXPECT_EQ(value(conf, "A"), "1=2");
+  EXPECT_EQ(value(conf, "B"), "");
+  EXPECT_EQ(value(conf, "C"), "3") << "without a newline at the end";
+  EXPECT_EQ(value(conf, "HA_NCCL_IFNAME"), "(none)") << "the environment has set it, to nothing";
+  EXPECT_EQ(conf.file_of("C"), system);
+  EXPECT_EQ(conf.file_of("HA_NCCL_IFNAME"), "");
+  EXPECT_TRUE(conf.problems.empty());
+  set_["NCCL_CONF_FILE"] = write("named", "D=4\n");
+  conf = read();
+  EXPECT_EQ(value(conf, "D"), "4");
+  EXPECT_EQ(value(conf, "NCCL_NET"), "HA") << "in place of the user's own file";
+}
+
+TEST_F(NcclConfFiles, what_has_no_effect_is_told) {
+  write("system", "NCCL_NET = HA\n =x\nNCCL_DEBUG=INFO\n");
+  NcclConf conf = read();
+  ASSERT_EQ(conf.problems.size(), 2U);
+  EXPECT_NE(conf.problems[0].find("'NCCL_NET = HA' has no effect"), std::string::npos)
+      << conf.problems[0];
+  EXPECT_EQ(conf.variables.size(), 1U);
+  set_["NCCL_CONF_FILE"] = folder_.path() + "/none";
+  conf = read();
+  ASSERT_EQ(conf.problems.size(), 3U);
+  EXPECT_NE(conf.problems[0].find("cannot be read"), std::string::npos) << conf.problems[0];
 }
 
 TEST(NetLibrary, names_come_apart_at_the_colon) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -75,6 +76,9 @@ TEST(TuneJudge, SureOnlyWhereTheIntervalLeavesOneOut) {
   EXPECT_FALSE(estimate_ratio({1.2}).faster());
   EXPECT_FALSE(estimate_ratio({}).slower());
   EXPECT_NEAR(estimate_ratio({2, 0.5}).mean, 1, 1e-9);
+  EXPECT_TRUE(std::isinf(estimate_ratio({1.2, 1.21}).high)) << "two rounds say nothing of chance";
+  EXPECT_FALSE(estimate_ratio({1.2, 1.2}).faster());
+  EXPECT_TRUE(std::isfinite(estimate_ratio({1.2, 1.21, 1.19}).high));
   EXPECT_NEAR(student_t95(4), 2.776, 1e-3);
 }
 

@@ -165,6 +165,17 @@ TEST(Launcher, open_mpi_on_one_host_needs_no_address) {
   EXPECT_EQ((*told)->port, 4000);
 }
 
+TEST(Launcher, a_rendezvous_without_a_launcher_is_told) {
+  for (const char* text : {"foo", "node1:4000"}) {
+    const auto found = detect_launcher(table({}), text);
+    ASSERT_FALSE(found.ok()) << text;
+    EXPECT_NE(found.error().what.find("no launcher"), std::string::npos) << found.error().what;
+  }
+  const auto alone = detect_launcher(table({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "node1:4000");
+  ASSERT_TRUE(alone.ok()) << "a launch of one rank has nobody to meet";
+  EXPECT_FALSE(alone->has_value());
+}
+
 TEST(Launcher, mpich_style_variables_work) {
   const auto found = detect_launcher(table({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), "[::1]:99");
   ASSERT_TRUE(found.ok() && found->has_value());

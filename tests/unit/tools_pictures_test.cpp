@@ -51,6 +51,22 @@ TEST(Chart, ItsAxisBeginsAndEndsAtATick) {
   EXPECT_EQ(ratios.back(), "1.04");
 }
 
+TEST(Chart, TextsAtMarksAreWholeAndStandBesideEachOther) {
+  Chart chart = chart_of({1, 2, 3, 4}, false);
+  chart.marks = {{1024, "failover"}, {1030, "path back"}, {8192, "failover"}};
+  const std::string svg = svg_of({chart});
+  const std::string of_mark = "[^>]*class=\"mark-text\"";
+  const auto x = all_of(svg, "<text x=\"([0-9.]*)\"" + of_mark);
+  const auto y = all_of(svg, "<text x=\"[0-9.]*\" y=\"([0-9.]*)\"" + of_mark);
+  const auto anchors = all_of(svg, "text-anchor=\"([a-z]*)\" class=\"mark-text\"");
+  ASSERT_EQ(anchors, (std::vector<std::string>{"start", "start", "end"}));
+  ASSERT_EQ(x.size(), 3U);
+  ASSERT_EQ(y.size(), 3U);
+  EXPECT_LT(std::stod(x[2]), 860) << "the picture ends there";
+  EXPECT_LT(std::stod(y[0]), std::stod(y[1])) << "the second would lie over the first";
+  EXPECT_EQ(y[0], y[2]) << "there is room";
+}
+
 TEST(Chart, SeriesThatBelongTogetherHaveOneColorAndOneNameInTheLegend) {
   Chart chart = chart_of({1, 2}, false);
   chart.series.push_back({"other", chart.series[0].points, false});

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <iterator>
@@ -62,10 +63,22 @@ void run(const AgentOptions& options) {
   AgentSettings settings = refuse_agent.need(AgentSettings::read(options.settings));
   if (!options.directory.empty()) {
     settings.directory = options.directory;
+    settings.directory_given = true;
+  }
+  std::error_code gone;
+  const bool missing =
+      !options.settings.empty() && !std::filesystem::exists(options.settings, gone);
+  if (options.check && missing) {
+    refuse_agent(
+        fail(Errc::invalid_argument,
+             fmt::format("{} is not there; an agent goes by the defaults then", options.settings)));
   }
   if (options.check) {
     fmt::print("the settings are good\n");
     return;
+  }
+  if (missing) {
+    NHA_LOG_INFO("agent: {} is not there; the defaults are in force", options.settings);
   }
   const int status = refuse_agent.need(run_agent(options.settings, settings));
   if (status != 0) {

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cerrno>
+#include <filesystem>
 #include <utility>
 
 #include "actors/telemetry_packet.h"
@@ -58,6 +59,9 @@ Result<void> TelemetryKeys::make(const std::string& path) {
   std::string hex(2 * key.size() + 1, '\0');
   sodium_bin2hex(hex.data(), hex.size(), key.data(), key.size());
   const std::string line = fmt::format("1 {}\n", hex.c_str());
+  // The folder of the services' settings is there when they have run.
+  std::error_code told_by_open;
+  std::filesystem::create_directory(std::filesystem::path(path).parent_path(), told_by_open);
   const Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file || write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
     return fail(Errc::system, fmt::format("cannot write {}", path), errno);

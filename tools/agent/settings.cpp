@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -27,6 +29,16 @@ class ObjectReader {
   }
 
   bool has(const char* key) const { return object_.is_object() && object_.contains(key); }
+  void whole_number(const char* key, double low, double high,
+                    const std::function<void(double)>& take) {
+    number(key, low, high, [&](double value) {
+      if (value != std::trunc(value)) {
+        refuse(key, "a whole number is needed");
+      } else {
+        take(value);
+      }
+    });
+  }
   void number(const char* key, double low, double high, const std::function<void(double)>& take) {
     if (const AgentJson* value = find(key)) {
       if (!value->is_number() || value->get<double>() < low || value->get<double>() > high) {
@@ -38,7 +50,7 @@ class ObjectReader {
   }
   template <class T>
   void whole(const char* key, double low, double high, T& out) {
-    number(key, low, high, [&](double value) { out = static_cast<T>(value); });
+    whole_number(key, low, high, [&](double value) { out = static_cast<T>(value); });
   }
   void real(const char* key, double low, double high, double& out) {
     number(key, low, high, [&](double value) { out = value; });
@@ -255,12 +267,28 @@ Result<AgentSettings> AgentSettings::parse(const std::string& text) {
   if (auto read = in.finish(); !read) {
     return read.error();
   }
+  if (!settings.directory.empty() && settings.directory.front() != '/') {
+    return fail(Errc::invalid_argument, "directory: an absolute path is needed");
+  }
+  if (!settings.rails[0].interface.empty() &&
+      settings.rails[0].interface == settings.rails[1].interface) {
+    return fail(Errc::invalid_argument,
+                fmt::format("rails: both are {}", settings.rails[0].interface));
+  }
   return settings;
 }
 
 Result<AgentSettings> AgentSettings::read(const std::string& path) {
   std::string text;
-  if (!path.empty()) {
+  std::error_code error;
+  const bool there = !path.empty() && std::filesystem::exists(path, error);
+  if (error) {
+    return fail(Errc::system, fmt::format("cannot read the settings in {}", path), error.value());
+  }
+  if (there) {
+    if (std::filesystem::is_directory(path, error)) {
+      return fail(Errc::invalid_argument, fmt::format("{} is a folder, no file of settings", path));
+    }
     std::ifstream file(path);
     if (!file) {
       return fail(Errc::system, fmt::format("cannot read the settings in {}", path), errno);
@@ -283,6 +311,7 @@ Result<AgentSettings> AgentSettings::read(const std::string& path) {
 
 void AgentSettings::keep_fixed(const AgentSettings& in_force) {
   directory = in_force.directory;
+  directory_given = in_force.directory_given;
   slots = in_force.slots;
   heartbeat = in_force.heartbeat;
   page = in_force.page;
@@ -300,7 +329,7 @@ std::string AgentSettings::fixed_differences(const AgentSettings& next) const {
   const auto text = [](const std::optional<SocketPoint>& point) {
     return point ? point->text() : std::string();
   };
-  compare("directory", directory == next.directory);
+  compare("directory", directory_given || directory == next.directory);
   compare("slots", slots == next.slots);
   compare("heartbeat_ms", heartbeat == next.heartbeat);
   compare("page", text(page) == text(next.page));

@@ -24,7 +24,8 @@ struct RailSettings {
 
 struct AgentSettings {
   // Fixed while the agent runs.
-  std::string directory;  ///< empty: AgentDirectory::chosen
+  std::string directory;         ///< empty: AgentDirectory::chosen
+  bool directory_given = false;  ///< by the command line, whatever the file says
   uint32_t slots = 4096;
   std::optional<SocketPoint> telemetry;  ///< where it hears switches; none: it hears nobody
   std::optional<SocketPoint> page;       ///< where it serves metrics and the page
@@ -46,7 +47,7 @@ struct AgentSettings {
   std::array<RailSettings, 2> rails;
   ha::SharePolicy::Options policy;
 
-  /// Those of a file, with its keys; an empty path: the defaults.
+  /// Those of a file, with its keys; an empty path, or one where there is no file: the defaults.
   static Result<AgentSettings> read(const std::string& path);
   /// The same of the text itself; keys are not read.
   static Result<AgentSettings> parse(const std::string& text);

@@ -10,10 +10,13 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/check/compare.h"
+#include "tools/check/explain.h"
 #include "tools/check/findings.h"
+#include "tools/check/interface_facts.h"
 #include "tools/check/mesh_findings.h"
 #include "tools/check/mesh_paths.h"
 #include "tools/check/neighbours.h"
+#include "tools/check/own_rate.h"
 #include "tools/check/pairs.h"
 #include "tools/check/sheet.h"
 #include "tools/commands.h"
@@ -35,6 +38,7 @@ constexpr int could_not_check = 2;
 /// Ranks of another run must not be taken for ours ("check2" in ASCII: the second way to talk).
 constexpr uint64_t cookie = 0x636865636B32;
 constexpr auto join_time = std::chrono::seconds(60);
+constexpr size_t brief_columns = 80;
 
 struct CheckOptions {
   RemoteOptions remote;
@@ -45,6 +49,9 @@ struct CheckOptions {
   bool as_json = false;
   bool brief = false;
   bool strict = false;
+  bool require_plugin = false;
+
+  Demands demands() const { return {require_plugin}; }
 };
 
 constexpr Refusal refuse_check{"nccl-ha check", could_not_check};
@@ -93,7 +100,7 @@ void print_findings(const std::vector<Finding>& findings) {
     }
   }
   if (findings.empty()) {
-    fmt::print("  nothing to say\n");
+    fmt::print("  {}\n", painted("ok", Colour::green, shows_colour(stdout)));
   }
 }
 
@@ -103,6 +110,15 @@ void print_mesh(const MeshSummary& mesh) {
     fmt::print("  pairs of hosts without a cable: {}; {} relay their traffic\n", mesh.pairs_relayed,
                mesh.relays);
   }
+}
+
+/// As in "1 error, 0 warnings, 2 hints".
+std::string counts_text(const Report& report) {
+  std::string text;
+  for (const Level level : {Level::error, Level::warning, Level::hint}) {
+    text += (text.empty() ? "" : ", ") + counted(report.count(level), to_text(level));
+  }
+  return text;
 }
 
 void print_report(const Report& report) {
@@ -140,31 +156,37 @@ void print_report(const Report& report) {
         "network: not looked at; give --hosts, or start this with your launcher (srun, "
         "mpirun, torchrun)\n");
   }
-  fmt::print("{} errors, {} warnings, {} hints\n", report.count(Level::error),
-             report.count(Level::warning), report.count(Level::hint));
+  fmt::print("{}\n", counts_text(report));
 }
 
-/// One line: the verdict, and the first thing that stands in the way.
+/// One line of a terminal: the verdict, what is in the way first of all, and how much more there
+/// is.
 void print_brief(const Report& report, bool strict) {
   std::string worst;
   for (const Level level : {Level::error, Level::warning}) {
     for (size_t rank = 0; rank < report.hosts.size(); ++rank) {
       for (const Finding& one : report.of_host[rank]) {
         if (worst.empty() && one.level == level) {
-          worst = fmt::format(": {}: {}", report.hosts[rank], one.what);
+          worst = report.hosts.size() > 1 ? report.hosts[rank] + ": " + one.what : one.what;
         }
       }
     }
     for (const Finding& one : report.of_network) {
       if (worst.empty() && one.level == level) {
-        worst = ": " + one.what;
+        worst = one.what;
       }
     }
   }
   std::replace(worst.begin(), worst.end(), '\n', ' ');
-  fmt::print("nccl-ha check {}: {} errors, {} warnings, {} hints{}\n",
-             report.status(strict) == 0 ? "passed" : "failed", report.count(Level::error),
-             report.count(Level::warning), report.count(Level::hint), worst);
+  const std::string verdict =
+      fmt::format("nccl-ha check {}: ", report.status(strict) == 0 ? "passed" : "failed");
+  const size_t all = report.count(Level::error) + report.count(Level::warning);
+  const std::string more = all > 1 ? fmt::format(" (+{} more)", all - 1) : "";
+  const size_t room = brief_columns - verdict.size() - more.size();
+  if (worst.size() > room) {
+    worst = worst.substr(0, room - 3) + "...";
+  }
+  fmt::print("{}{}{}\n", verdict, worst.empty() ? "ok" : worst, more);
 }
 
 json findings_json(const std::vector<Finding>& findings) {
@@ -223,7 +245,8 @@ std::string found_plugin(const HostFacts& facts) {
 }
 
 /// What every rank tells the first.
-std::string rank_text(const HostFacts& facts, const std::vector<Finding>& findings, size_t devices,
+std::string rank_text(const HostFacts& facts, const std::vector<Finding>& findings,
+                      const std::vector<CheckedDevice>& devices,
                       const std::vector<PairResult>& pairs, uint32_t rank) {
   json all = json::array();
   for (const PairResult& pair : pairs) {
@@ -231,9 +254,13 @@ std::string rank_text(const HostFacts& facts, const std::vector<Finding>& findin
       all.push_back(to_json(pair));
     }
   }
+  json names = json::array();
+  for (const CheckedDevice& device : devices) {
+    names.push_back({device.name, device.interface});
+  }
   const json text{{"plugin", found_plugin(facts)},
                   {"findings", findings_json(findings)},
-                  {"devices", devices},
+                  {"devices", std::move(names)},
                   {"pairs", std::move(all)},
                   {"neighbours", to_json(read_neighbours())}};
   return text.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -245,30 +272,116 @@ struct Mesh {
   MeshPlan plan;
 };
 
+/// What a rank has for devices, as its text and its sheet tell.
+HostDevices devices_of(const json& text, const std::vector<HostSheet>& sheets, size_t rank,
+                       const std::vector<Finding>& findings) {
+  HostDevices devices;
+  devices.bare = sheets[rank].bare;
+  if (!text.is_array()) {  // another version's
+    for (const RailSheet& rail : sheets[rank].rails) {
+      devices.names.push_back(rail.name);
+      devices.interfaces.push_back(rail.interface);
+      devices.networks.push_back(rail.networks.empty() ? "" : rail.networks.front());
+    }
+  }
+  for (const json& one : text.is_array() ? text : json::array()) {
+    if (!one.is_array() || one.size() != 2 || !one[0].is_string() || !one[1].is_string()) {
+      continue;
+    }
+    devices.names.push_back(one[0]);
+    devices.interfaces.push_back(one[1]);
+    std::string network;
+    for (const RailSheet& rail : sheets[rank].rails) {
+      if (rail.name == devices.names.back() && !rail.networks.empty()) {
+        network = rail.networks.front();
+      }
+    }
+    devices.networks.push_back(network);
+  }
+  for (const char* variable : {"HA_NCCL_IFNAME", "HA_NCCL_IB_HCA"}) {
+    const auto value = [&](const HostSheet& sheet) {
+      const auto found = sheet.settings.find(variable);
+      return found == sheet.settings.end() ? "" : found->second;
+    };
+    const std::string own = value(sheets[rank]);
+    if (!own.empty() && std::any_of(sheets.begin(), sheets.end(),
+                                    [&](const HostSheet& one) { return value(one) != own; })) {
+      devices.only = fmt::format("{}={}", variable, own);
+    }
+  }
+  // What it says of a rail that is no device of its.
+  const auto is_device = [&](const RailAt& one) {
+    return std::count(devices.names.begin(), devices.names.end(), one.rail) > 0 ||
+           std::count(devices.interfaces.begin(), devices.interfaces.end(), one.rail) > 0;
+  };
+  devices.lost =
+      static_cast<size_t>(std::count_if(findings.begin(), findings.end(), [&](const Finding& one) {
+        return std::any_of(one.rails.begin(), one.rails.end(), [&](const RailAt& rail) {
+          return !rail.rail.empty() && !is_device(rail);
+        });
+      }));
+  return devices;
+}
+
+/// The causes first: what hosts say of themselves, what they say beside each other, what was tried.
+void judge_network(Report& report, const Mesh& mesh, const std::vector<HostDevices>& devices,
+                   const std::vector<std::vector<Neighbour>>& neighbours) {
+  std::vector<Finding> before = compare(report.sheets, report.hosts, mesh.plan.is_mesh);
+  if (!mesh.plan.is_mesh) {
+    for (const std::vector<Finding>& more :
+         {judge_device_counts(devices, report.hosts),
+          judge_neighbours(report.sheets, neighbours, report.hosts)}) {
+      before.insert(before.end(), more.begin(), more.end());
+    }
+  }
+  std::vector<Finding*> explaining;
+  for (std::vector<Finding>& of_one : report.of_host) {
+    for (Finding& finding : of_one) {
+      explaining.push_back(&finding);
+    }
+  }
+  for (Finding& finding : before) {
+    explaining.push_back(&finding);
+  }
+  explain(report.pairs, mesh.plan.is_mesh ? std::vector<HostDevices>(report.hosts.size()) : devices,
+          explaining);
+  report.of_network = std::move(before);
+  if (mesh.plan.is_mesh) {
+    report.mesh = summary_of(mesh.plan, mesh.sheets);
+  }
+  const std::vector<Finding> tried =
+      mesh.plan.is_mesh ? judge_mesh(mesh.plan, mesh.sheets, report.pairs, report.hosts)
+                        : judge(report.pairs, report.hosts);
+  report.of_network.insert(mesh.plan.is_mesh ? report.of_network.begin() : report.of_network.end(),
+                           tried.begin(), tried.end());
+}
+
 Result<Report> collect(const std::vector<HostSheet>& sheets, const Mesh& mesh,
                        const std::vector<std::string>& texts) {
   Report report;
   std::vector<PairResult> seen;
-  std::vector<size_t> devices;
+  std::vector<HostDevices> devices;
   std::vector<std::vector<Neighbour>> neighbours;
   report.sheets = sheets;
   report.hosts = distinct_names(sheets);
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     const json text = json::parse(texts[rank], nullptr, false);
     if (!text.is_object() || !text.contains("plugin") || !text["plugin"].is_string() ||
-        !text.contains("findings") || !text.contains("pairs") || !text.contains("devices") ||
-        !text["devices"].is_number_unsigned()) {
+        !text.contains("findings") || !text.contains("pairs") || !text.contains("devices")) {
       return fail(Errc::internal, fmt::format("what rank {} found cannot be read", rank));
     }
     report.plugins.push_back(text["plugin"]);
     report.of_host.emplace_back();
-    devices.push_back(text["devices"]);
     neighbours.push_back(neighbours_from_json(text.value("neighbours", json::array())));
     for (const json& entry : text["findings"]) {
       if (auto finding = finding_from_json(entry)) {
+        for (RailAt& one : finding->rails) {
+          one.host = rank;
+        }
         report.of_host.back().push_back(std::move(*finding));
       }
     }
+    devices.push_back(devices_of(text["devices"], sheets, rank, report.of_host.back()));
     for (const json& entry : text["pairs"]) {
       auto pair = pair_from_json(entry);
       if (!pair || pair->from >= texts.size() || pair->to >= texts.size()) {
@@ -279,19 +392,7 @@ Result<Report> collect(const std::vector<HostSheet>& sheets, const Mesh& mesh,
     }
   }
   report.pairs = merge(seen, report.hosts);
-  if (mesh.plan.is_mesh) {
-    report.mesh = summary_of(mesh.plan, mesh.sheets);
-    report.of_network = judge_mesh(mesh.plan, mesh.sheets, report.pairs, report.hosts);
-    const auto more = compare(sheets, report.hosts, true);
-    report.of_network.insert(report.of_network.end(), more.begin(), more.end());
-    return report;
-  }
-  report.of_network = compare(sheets, report.hosts);
-  for (const std::vector<Finding>& more :
-       {judge_neighbours(sheets, neighbours, report.hosts), judge(report.pairs, report.hosts),
-        judge_device_counts(devices, report.hosts)}) {
-    report.of_network.insert(report.of_network.end(), more.begin(), more.end());
-  }
+  judge_network(report, mesh, devices, neighbours);
   return report;
 }
 
@@ -396,23 +497,22 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
   if (!mesh) {
     return give_up(mesh.error());
   }
-  const std::vector<Finding> findings = judge(*facts);
+  facts->stray_routes = stray_routes(facts->interfaces, *sheets, place.rank);
+  const std::vector<Finding> findings = judge(*facts, options.demands());
   const auto patience = Duration(static_cast<int64_t>(options.patience_s * 1e9));
   // A connection that hangs is to fail within the patience, unless the user says how long.
   setenv("HA_NCCL_CONNECT_TIMEOUT_MS",
          std::to_string(static_cast<int64_t>(options.patience_s * 1000)).c_str(), 0);
   set_plugin_log("", PluginLog::nothing);
   // Setting up has several steps, each with that time limit.
-  auto pairs =
-      mesh->plan.is_mesh
-          ? try_cables(**world,
-                       {options.plugin, *devices, facts->config.counters_dir, 3 * patience},
-                       mesh->plan, mesh->sheets)
-          : try_pairs(**world, options.plugin, *devices, 3 * patience);
+  const Trials trials{options.plugin, *devices, facts->config.counters_dir, 3 * patience,
+                      own_rate()};
+  auto pairs = mesh->plan.is_mesh ? try_cables(**world, trials, mesh->plan, mesh->sheets)
+                                  : try_pairs(**world, trials);
   if (!pairs) {
     return give_up(pairs.error());
   }
-  auto texts = (*world)->gather(rank_text(*facts, findings, devices->size(), *pairs, place.rank));
+  auto texts = (*world)->gather(rank_text(*facts, findings, *devices, *pairs, place.rank));
   if (!texts) {
     return give_up(texts.error());
   }
@@ -440,7 +540,7 @@ int check_alone(const CheckOptions& options) {
   report.hosts.push_back(facts.name);
   report.sheets.push_back(make_sheet(facts));
   report.plugins.push_back(found_plugin(facts));
-  report.of_host.push_back(judge(facts));
+  report.of_host.push_back(judge(facts, options.demands()));
   print(report, options);
   return report.status(options.strict);
 }
@@ -480,6 +580,8 @@ void add_check(CLI::App& app) {
       ->capture_default_str();
   check->add_flag("--json", options->as_json, "Print the findings as JSON");
   check->add_flag("--brief", options->brief, "Print one line: the verdict and the worst finding");
+  check->add_flag("--require-plugin", options->require_plugin,
+                  "NCCL must find this plugin on each host: anything else is an error");
   check->add_flag("--strict", options->strict, "Warnings count as errors for the exit status");
   check->footer(
       "Without --hosts and without a launcher only this host is looked at.\n"

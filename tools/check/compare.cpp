@@ -70,10 +70,13 @@ class Comparison {
   std::vector<Finding> run() {
     same_names();
     versions();
+    plugins();
     settings();
     addresses();
     if (!on_mesh_) {
       crossed();
+      chosen_apart();
+      bare_rails();
       one_network();
       lone_networks();
       of_networks();
@@ -83,8 +86,8 @@ class Comparison {
   }
 
  private:
-  void add(Level level, std::string what, std::string remedy) {
-    found_.push_back({level, std::move(what), std::move(remedy)});
+  void add(Level level, std::string what, std::string remedy, std::vector<RailAt> rails = {}) {
+    found_.push_back({level, std::move(what), std::move(remedy), std::move(rails)});
   }
 
   /// The hosts by what `of` says of each, the commonest first; empty where all say the same.
@@ -145,14 +148,32 @@ class Comparison {
     }
   }
 
+  /// NCCL takes its own network where it is not told to load a plugin.
+  void plugins() {
+    std::vector<std::string> without;
+    std::string with;
+    for (size_t i = 0; i < sheets_.size(); ++i) {
+      if (!sheets_[i].asks_for_plugin) {
+        without.push_back(names_[i]);
+      } else if (with.empty()) {
+        with = fmt::format("{} on {}", sheets_[i].plugin_asked, names_[i]);
+      }
+    }
+    if (!without.empty() && !with.empty()) {
+      const std::string& other = sheets_[rank_of(without.front())].plugin_asked;
+      add(Level::error,
+          fmt::format("NCCL_NET_PLUGIN differs: {}, {} on {}: NCCL takes its own network there and "
+                      "does not reach the other hosts",
+                      with, other.empty() ? "not set" : other, joined(without)),
+          "set NCCL_NET_PLUGIN alike on all hosts, in the job's environment or /etc/nccl.conf");
+    }
+  }
+
   /// Two hosts, each with networks, that have none in common: relay nodes have to be between.
   bool some_share_no_network() const {
     std::vector<std::set<std::string>> of_hosts;
     for (const HostSheet& sheet : sheets_) {
-      std::set<std::string> networks;
-      for (const RailSheet& rail : sheet.rails) {
-        networks.insert(rail.networks.begin(), rail.networks.end());
-      }
+      std::set<std::string> networks = networks_of(sheet);
       for (const std::set<std::string>& other : of_hosts) {
         const bool common = std::any_of(networks.begin(), networks.end(),
                                         [&](const auto& one) { return other.contains(one); });
@@ -220,7 +241,9 @@ class Comparison {
     for (const auto& [address, where] : holders) {
       std::set<std::string> machines;
       std::vector<std::string> places;
+      std::vector<RailAt> rails;
       for (const auto& [host, rail] : where) {
+        rails.push_back({host, rail});
         if (machines.insert(sheets_[host].machine).second) {
           places.push_back(fmt::format("{} ({})", names_[host], rail));
         }
@@ -228,11 +251,26 @@ class Comparison {
       if (machines.size() > 1) {
         add(Level::error, fmt::format("{} is the address of several: {}", address, joined(places)),
             "give each interface an address of its own: traffic to this one goes to either of "
-            "them");
+            "them",
+            std::move(rails));
       }
     }
   }
 
+  static std::string setting(const HostSheet& sheet, const char* variable) {
+    const auto found = sheet.settings.find(variable);
+    return found == sheet.settings.end() ? "" : found->second;
+  }
+  size_t rank_of(const std::string& name) const {
+    return static_cast<size_t>(std::find(names_.begin(), names_.end(), name) - names_.begin());
+  }
+  static std::set<std::string> networks_of(const HostSheet& sheet) {
+    std::set<std::string> networks;
+    for (const RailSheet& rail : sheet.rails) {
+      networks.insert(rail.networks.begin(), rail.networks.end());
+    }
+    return networks;
+  }
   static std::vector<std::string> first_networks(const HostSheet& sheet) {
     std::vector<std::string> networks;
     for (const RailSheet& rail : sheet.rails) {
@@ -259,15 +297,106 @@ class Comparison {
                        [](const auto& a, const auto& b) { return a.first > b.first; });
       for (size_t k = 1; k < orders.size(); ++k) {
         std::vector<std::string> wrong;
+        std::vector<RailAt> rails;
         for (const size_t host : by_order[first_networks(sheets_[orders[k].second])]) {
           wrong.push_back(names_[host]);
+          add_displaced(host, orders[0].second, rails);
         }
         add(Level::error,
             fmt::format("rails are crossed: {} on {}, {} on {}", order_text(orders[0].second),
                         names_[orders[0].second], order_text(orders[k].second), joined(wrong)),
             "give the n-th device of all hosts the same network: change the addresses or the "
-            "cables, or choose devices in the same order with HA_NCCL_IFNAME or HA_NCCL_IB_HCA");
+            "cables, or choose devices in the same order with HA_NCCL_IFNAME or HA_NCCL_IB_HCA",
+            std::move(rails));
       }
+    }
+  }
+
+  /// The rails of `host` that are tried with one of `other` in another network.
+  void add_displaced(size_t host, size_t other, std::vector<RailAt>& rails) const {
+    const auto own = first_networks(sheets_[host]);
+    const auto theirs = first_networks(sheets_[other]);
+    for (size_t i = 0; i < std::min(own.size(), theirs.size()); ++i) {
+      if (own[i] != theirs[i]) {
+        rails.push_back({host, sheets_[host].rails[i].name});
+      }
+    }
+  }
+
+  bool shares_a_network(size_t host) const {
+    const auto own = networks_of(sheets_[host]);
+    for (size_t other = 0; other < sheets_.size(); ++other) {
+      const auto theirs = networks_of(sheets_[other]);
+      if (other != host && std::any_of(own.begin(), own.end(), [&](const auto& network) {
+            return theirs.contains(network);
+          })) {
+        return true;
+      }
+    }
+    return own.empty();
+  }
+
+  /// A setting that chooses devices differs, and leaves a host alone in its networks.
+  void chosen_apart() {
+    for (const char* variable : {"HA_NCCL_IFNAME", "HA_NCCL_IB_HCA"}) {
+      const auto apart = groups([&](const HostSheet& sheet) { return setting(sheet, variable); });
+      std::vector<RailAt> rails;
+      std::vector<std::string> alone;
+      for (size_t i = 0; i < sheets_.size() && !apart.empty(); ++i) {
+        if (shares_a_network(i) || !chosen_apart_.insert(i).second) {
+          continue;
+        }
+        alone.push_back(names_[i]);
+        for (const RailSheet& rail : sheets_[i].rails) {
+          rails.push_back({i, rail.name});
+        }
+      }
+      if (!alone.empty()) {
+        add(Level::warning,
+            fmt::format("{} differs: {}: no other host is in the networks of {}", variable,
+                        text(apart), joined(alone)),
+            fmt::format("let {} choose devices in the same networks on all hosts", variable),
+            std::move(rails));
+      }
+    }
+  }
+
+  /// An Ethernet rail without an address, or with one that it gave itself, where others have a
+  /// network.
+  void bare_rails() {
+    std::map<std::string, size_t> hosts_in;
+    for (const HostSheet& sheet : sheets_) {
+      for (const std::string& network : networks_of(sheet)) {
+        ++hosts_in[network];
+      }
+    }
+    for (size_t i = 0; i < sheets_.size(); ++i) {
+      std::vector<std::string> bare;
+      std::vector<RailAt> rails;
+      for (const RailSheet& rail : sheets_[i].rails) {
+        if (rail.networks.empty() && !rail.mac.empty()) {
+          bare.push_back(rail.name);
+          rails.push_back({i, rail.name});
+        }
+      }
+      std::vector<std::string> missing;
+      for (const auto& [network, hosts] : hosts_in) {
+        if (hosts + 1 == sheets_.size() && !networks_of(sheets_[i]).contains(network)) {
+          missing.push_back(network);
+        }
+      }
+      if (bare.empty() || missing.empty()) {
+        continue;
+      }
+      const size_t other = i == 0 ? 1 : 0;
+      add_displaced(i, other, rails);
+      add(Level::warning,
+          fmt::format("{} of {} has only a link-local address; all other hosts have one in {}",
+                      joined(bare), names_[i], joined(missing)),
+          fmt::format("look at `ip address show {}`: a DHCP client that has ended, an address that "
+                      "was removed",
+                      bare.front()),
+          std::move(rails));
     }
   }
 
@@ -296,15 +425,18 @@ class Comparison {
     }
     for (const auto& [host, network] : doubled) {
       std::vector<std::string> rails;
+      std::vector<RailAt> places;
       for (const RailSheet& rail : sheets_[host].rails) {
         if (!rail.networks.empty() && rail.networks.front() == network) {
           rails.push_back(rail.name);
+          places.push_back({host, rail.name});
         }
       }
       add(Level::warning,
           fmt::format("{} of {} are both in {}; other hosts have a network for each rail",
                       joined(rails), names_[host], network),
-          "give each rail an address in its own network: one switch that fails would take both");
+          "give each rail an address in its own network: one switch that fails would take both",
+          std::move(places));
     }
   }
 
@@ -336,13 +468,14 @@ class Comparison {
         continue;
       }
       for (const auto& [network, hosts] : by_network) {
-        if (network != shared->first && members[network].size() == 1) {
+        if (network != shared->first && members[network].size() == 1 &&
+            !chosen_apart_.contains(hosts.front())) {
           const size_t host = hosts.front();
           add(Level::warning,
               fmt::format("{} of {} is in {}, where no other host is; the other hosts have that "
                           "rail in {}",
                           sheets_[host].rails[index].name, names_[host], network, shared->first),
-              "correct its address or prefix length");
+              "correct its address or prefix length", {{host, sheets_[host].rails[index].name}});
         }
       }
     }
@@ -405,6 +538,7 @@ class Comparison {
   const std::vector<HostSheet>& sheets_;
   const std::vector<std::string>& names_;
   const bool on_mesh_;
+  std::set<size_t> chosen_apart_;  ///< hosts of which a setting says why no other shares a network
   std::vector<Finding> found_;
 };
 

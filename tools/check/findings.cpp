@@ -1,23 +1,16 @@
 #include "tools/check/findings.h"
 
 #include <fmt/format.h>
-#include <linux/capability.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "runtime/base/cpu.h"
 #include "runtime/base/setting_rules.h"
 #include "runtime/fabric/provider.h"
-#include "tools/check/interface_facts.h"
-#include "tools/common/mesh_sight.h"
+#include "tools/check/job_findings.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -26,27 +19,25 @@ using fabric::NetInterface;
 using fabric::verbs::LinkLayer;
 using fabric::verbs::PortInfo;
 
-/// Less than this is not enough even for a small job's buffers.
-constexpr uint64_t memlock_least = 256ULL << 20;
 /// RoCE's largest MTU with its headers needs an Ethernet MTU above this.
 constexpr uint32_t roce_mtu = 4096;
 constexpr uint32_t roce_ethernet_mtu = 4200;
 
 class Judge {
  public:
-  explicit Judge(const HostFacts& facts) : facts_(facts), config_(facts.config) {}
+  Judge(const HostFacts& facts, const Demands& demands)
+      : facts_(facts), config_(facts.config), demands_(demands) {}
 
   std::vector<Finding> run() {
+    found_ = judge_job(facts_, demands_);
     for (const std::string& warning : facts_.setting_warnings) {
       add(Level::warning, warning, "correct the variable, or remove it");
     }
-    plugin();
     rdma_presence();
     for (const ChosenPort& port : facts_.rdma.ports) {
       rdma_port(port);
     }
     nic_retries();
-    memlock();
     gpu();
     if (!facts_.on_mesh) {
       speeds();
@@ -67,8 +58,8 @@ class Judge {
   }
 
  private:
-  void add(Level level, std::string what, std::string remedy) {
-    found_.push_back({level, std::move(what), std::move(remedy)});
+  void add(Level level, std::string what, std::string remedy, std::vector<RailAt> rails = {}) {
+    found_.push_back({level, std::move(what), std::move(remedy), std::move(rails)});
   }
 
   static constexpr const char* rail_is_lost =
@@ -77,23 +68,6 @@ class Judge {
   static std::string name_of(const PortInfo& port) {
     return fmt::format("RDMA port {}:{}{}", port.device, port.port,
                        port.netdev.empty() ? "" : " (" + port.netdev + ")");
-  }
-
-  void plugin() {
-    const PluginSight& plugin = facts_.plugin;
-    if (!plugin.agree()) {
-      // A name that leads nowhere leaves the job with NCCL's own transports.
-      const bool leads_nowhere = !plugin.of_nccl && !plugin.asks_for_none();
-      add(leads_nowhere ? Level::error : Level::warning,
-          plugin.of_nccl ? plugin.text() + ", not " + plugin.here->file : plugin.text(),
-          plugin.remedy());
-    } else if (plugin.asks_for_none()) {
-      add(Level::hint,
-          plugin.asked.empty()
-              ? "NCCL_NET_PLUGIN is not set here: a job without it does not load nccl-ha"
-              : fmt::format("NCCL_NET_PLUGIN={}: a job does not load nccl-ha", plugin.asked),
-          plugin.remedy());
-    }
   }
 
   bool rdma_is_wanted() const {
@@ -120,7 +94,8 @@ class Judge {
                 "with HA_NCCL_IB_HCA"
               : fmt::format("check the cable and `ip link show {0}`; bring it up with `ip link set "
                             "{0} up`, or leave the port out with HA_NCCL_IB_HCA",
-                            port.netdev.empty() ? "its interface" : port.netdev));
+                            port.netdev.empty() ? "its interface" : port.netdev),
+          {{0, port.device}});
     }
     for (const PortInfo& port : facts_.rdma.without_gid) {
       add(forced && facts_.rdma.ports.empty() ? Level::error : Level::warning,
@@ -182,18 +157,6 @@ class Judge {
     }
   }
 
-  void memlock() {
-    if (facts_.rdma.ports.empty() || facts_.may_lock || facts_.memlock_bytes == memlock_unlimited) {
-      return;
-    }
-    add(facts_.memlock_bytes < memlock_least ? Level::error : Level::warning,
-        fmt::format("this process may lock {} KiB of memory only (ulimit -l); registering memory "
-                    "with an RDMA device will fail",
-                    facts_.memlock_bytes >> 10),
-        "set memlock to unlimited: /etc/security/limits.d for logins, LimitMEMLOCK=infinity for "
-        "the service that starts jobs (slurmd, kubelet), --ulimit memlock=-1 for containers");
-  }
-
   void gpu() {
     if (!facts_.nvidia) {
       return;
@@ -240,7 +203,8 @@ class Judge {
           fmt::format(
               "check the cable and switch port and `ip link show {0}`; bring it up with `ip "
               "link set {0} up`, or leave it out with HA_NCCL_IFNAME",
-              interface.name));
+              interface.name),
+          {{0, interface.name}});
     }
     const bool only_loopback = !facts_.interfaces.empty() && facts_.rdma.ports.empty() &&
                                std::all_of(facts_.interfaces.begin(), facts_.interfaces.end(),
@@ -329,7 +293,8 @@ class Judge {
                 fmt::format("use a subnet for each rail, or: sysctl -w "
                             "net.ipv4.conf.{0}.rp_filter=2 net.ipv4.conf.{0}.arp_ignore=1 "
                             "net.ipv4.conf.{0}.arp_announce=2",
-                            interface->name));
+                            interface->name),
+                {{0, all[i].name}, {0, all[j].name}});
           }
         }
       }
@@ -345,7 +310,26 @@ class Judge {
                       interface, other),
           fmt::format("use a subnet for each rail, or give {} a route that is as good as that of "
                       "{}: look at `ip rule` and `ip route`, for IPv6 at the metrics",
-                      interface, other));
+                      interface, other),
+          {{0, interface}});
+    }
+    std::map<std::pair<std::string, std::string>, std::vector<const StrayRoute*>> by_way;
+    for (const StrayRoute& one : facts_.stray_routes) {
+      if (!facts_.leaves_by.contains(one.interface)) {
+        by_way[{one.interface, one.leaves_by}].push_back(&one);
+      }
+    }
+    for (const auto& [way, routes] : by_way) {
+      std::string to;
+      for (const StrayRoute* one : routes) {
+        to += fmt::format("{}{} ({})", to.empty() ? "" : ", ", one->to, one->to_host);
+      }
+      add(Level::warning,
+          fmt::format("traffic from {} to {} leaves by {}: a route prefers that", way.first, to,
+                      way.second),
+          fmt::format("look at `ip route get {}` and `ip rule`, and remove the route",
+                      routes.front()->to),
+          {{0, way.first}});
     }
   }
 
@@ -384,9 +368,8 @@ class Judge {
     const auto workers = static_cast<size_t>(std::max<int64_t>(config_.progress_threads, 1));
     if (config_.use_progress_thread && facts_.cpus_usable <= workers) {
       add(Level::hint,
-          fmt::format("{} progress thread{} and NCCL's own threads share {} processor{}", workers,
-                      workers == 1 ? "" : "s", facts_.cpus_usable,
-                      facts_.cpus_usable == 1 ? "" : "s"),
+          fmt::format("{} and NCCL's own threads share {}", counted(workers, "progress thread"),
+                      counted(facts_.cpus_usable, "processor")),
           "NCCL's threads do the work; give each rank more processors for overlap");
     }
   }
@@ -411,54 +394,9 @@ class Judge {
 
   const HostFacts& facts_;
   const Config& config_;
+  const Demands& demands_;
   std::vector<Finding> found_;
 };
-
-bool may_lock_memory() {
-  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
-  __user_cap_data_struct data[2] = {};
-  return syscall(SYS_capget, &header, data) == 0 && (data[0].effective & (1U << CAP_IPC_LOCK)) != 0;
-}
-
-/// Those that the settings would choose if they were up.
-std::vector<NetInterface> lost_interfaces(const std::vector<NetInterface>& all,
-                                          const Config& config) {
-  std::vector<NetInterface> as_if_up = all;
-  for (NetInterface& interface : as_if_up) {
-    interface.up = true;
-  }
-  std::vector<NetInterface> lost;
-  const auto wanted = fabric::select_offered(as_if_up, config.ifname, config.socket_family);
-  for (size_t i = 0; wanted && i < all.size(); ++i) {
-    const bool chosen = std::any_of(wanted->begin(), wanted->end(),
-                                    [&](const auto& one) { return one.name == all[i].name; });
-    if (!all[i].up && chosen && all[i].leads_to <= fabric::LinkClass::pair) {
-      lost.push_back(all[i]);
-    }
-  }
-  return lost;
-}
-
-std::vector<int> nodes_of(const std::vector<int>& cpus) {
-  std::set<int> nodes;
-  for (const int cpu : cpus) {
-    nodes.insert(numa_node_of_cpu(cpu));
-  }
-  return {nodes.begin(), nodes.end()};
-}
-
-std::map<std::string, size_t> governors() {
-  std::map<std::string, size_t> counts;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/sys/devices/system/cpu", error)) {
-    std::string governor;
-    std::ifstream(entry.path() / "cpufreq/scaling_governor") >> governor;
-    if (!governor.empty()) {
-      ++counts[governor];
-    }
-  }
-  return counts;
-}
 
 }  // namespace
 
@@ -506,7 +444,14 @@ SharedPci shared_pci(const std::string& one, const std::string& other) {
 }
 
 nlohmann::json to_json(const Finding& finding) {
-  return {{"level", to_text(finding.level)}, {"what", finding.what}, {"remedy", finding.remedy}};
+  nlohmann::json rails = nlohmann::json::array();
+  for (const RailAt& one : finding.rails) {
+    rails.push_back(one.rail);
+  }
+  return {{"level", to_text(finding.level)},
+          {"what", finding.what},
+          {"remedy", finding.remedy},
+          {"rails", std::move(rails)}};
 }
 
 std::optional<Finding> finding_from_json(const nlohmann::json& from) {
@@ -517,79 +462,22 @@ std::optional<Finding> finding_from_json(const nlohmann::json& from) {
   }
   for (const Level level : {Level::error, Level::warning, Level::hint}) {
     if (from["level"] == to_text(level)) {
-      return Finding{level, from["what"], from["remedy"]};
+      Finding finding{level, from["what"], from["remedy"], {}};
+      for (const auto& rail : from.value("rails", nlohmann::json::array())) {
+        finding.rails.push_back({0, rail.is_string() ? rail.get<std::string>() : ""});
+      }
+      return finding;
     }
   }
   return std::nullopt;
 }
 
-std::vector<Miscabling> miscablings_of(const Result<MeshSight>& mesh) {
-  const auto self = mesh ? mesh->topology.find(mesh->self) : std::nullopt;
-  return self ? judge_cabling(mesh->topology, *self, list_port_functions())
-              : std::vector<Miscabling>();
+std::string counted(size_t number, const std::string& noun) {
+  return fmt::format("{} {}{}", number, noun, number == 1 ? "" : "s");
 }
 
-std::vector<Miscabling> look_at_cabling(const HostFacts& facts) {
-  constexpr auto neighbours_answer_within = std::chrono::seconds(3);
-  return list_port_functions().empty()
-             ? std::vector<Miscabling>()
-             : miscablings_of(
-                   look_at_mesh(facts.config, facts.all_interfaces, neighbours_answer_within));
+std::vector<Finding> judge(const HostFacts& facts, const Demands& demands) {
+  return Judge(facts, demands).run();
 }
-
-Result<HostFacts> look_at_host() {
-  HostFacts facts;
-  char name[256] = "?";
-  gethostname(name, sizeof name - 1);
-  facts.name = name;
-  auto config = load_config(Environment{}, &facts.setting_warnings);
-  if (!config) {
-    return config.error();
-  }
-  facts.config = std::move(*config);
-  if (auto known = fabric::check_fabric_name(facts.config); !known) {
-    return known.error();
-  }
-  auto rdma = look_at_rdma(facts.config);
-  if (!rdma) {
-    return rdma.error();
-  }
-  facts.rdma = std::move(*rdma);
-  auto all = fabric::list_interfaces();
-  if (!all) {
-    return all.error();
-  }
-  auto chosen = fabric::select_offered(*all, facts.config.ifname, facts.config.socket_family);
-  if (!chosen) {
-    return chosen.error();
-  }
-  facts.interfaces = std::move(*chosen);
-  facts.lost = lost_interfaces(*all, facts.config);
-  for (const NetInterface& interface : facts.interfaces) {
-    facts.ipv4[interface.name] = ipv4_rules(interface.name);
-    if (const std::string other = other_way_out(interface); !other.empty()) {
-      facts.leaves_by[interface.name] = other;
-    }
-  }
-  facts.kernel = probe_kernel(facts.config);
-  rlimit limit{};
-  if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-    facts.memlock_bytes = limit.rlim_cur;
-  }
-  facts.may_lock = may_lock_memory();
-  const std::vector<int> cpus = usable_cpus();
-  facts.cpus_usable = processor_share().usable();
-  facts.cpus = usable_cpus();
-  facts.cpus_online = static_cast<size_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
-  facts.cpu_nodes = nodes_of(cpus);
-  facts.governors = governors();
-  std::error_code error;
-  facts.nvidia = std::filesystem::exists("/proc/driver/nvidia/version", error);
-  facts.plugin = look_for_plugin(process_environment());
-  facts.all_interfaces = std::move(*all);
-  return facts;
-}
-
-std::vector<Finding> judge(const HostFacts& facts) { return Judge(facts).run(); }
 
 }  // namespace nccl_ha::tools

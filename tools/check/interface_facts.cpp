@@ -6,9 +6,24 @@
 #include <algorithm>
 
 #include "runtime/base/egress.h"
+#include "runtime/base/ip_address.h"
 #include "tools/common/host_view.h"
 
 namespace nccl_ha::tools {
+namespace {
+
+/// The other interface that packets from `own` to `to` leave by; empty: there is none, or the
+/// plugin can choose the own one.
+std::string leaves_by(const IpAddress& own, const IpAddress& to) {
+  const Egress egress = find_egress(own, to);
+  char name[IF_NAMESIZE] = "";
+  return egress.kind == Egress::Kind::other &&
+                 if_indextoname(static_cast<unsigned>(egress.interface), name) != nullptr
+             ? name
+             : "";
+}
+
+}  // namespace
 
 std::string other_way_out(const fabric::NetInterface& interface) {
   for (const IpAddress& own : interface.addresses) {
@@ -18,14 +33,37 @@ std::string other_way_out(const fabric::NetInterface& interface) {
     }
     IpAddress neighbour = own;  // it does not matter whether there is one
     neighbour.bytes[bits / 8 - 1] ^= 1U;
-    const Egress egress = find_egress(own, neighbour);
-    char name[IF_NAMESIZE] = "";
-    if (egress.kind == Egress::Kind::other &&
-        if_indextoname(static_cast<unsigned>(egress.interface), name) != nullptr) {
-      return name;
+    if (const std::string other = leaves_by(own, neighbour); !other.empty()) {
+      return other;
     }
   }
   return "";
+}
+
+std::vector<StrayRoute> stray_routes(const std::vector<fabric::NetInterface>& interfaces,
+                                     const std::vector<HostSheet>& sheets, size_t own) {
+  std::vector<StrayRoute> found;
+  for (const HostSheet& sheet : sheets) {
+    if (sheet.machine == sheets[own].machine) {
+      continue;
+    }
+    for (const RailSheet& rail : sheet.rails) {
+      for (const std::string& text : rail.addresses) {
+        const auto to = parse_address(text);
+        for (const fabric::NetInterface& interface : interfaces) {
+          for (const IpAddress& from : interface.addresses) {
+            if (!to || from.self_assigned() || !from.same_subnet(*to)) {
+              continue;
+            }
+            if (const std::string other = leaves_by(from, *to); !other.empty()) {
+              found.push_back({interface.name, other, text, sheet.name});
+            }
+          }
+        }
+      }
+    }
+  }
+  return found;
 }
 
 Ipv4Rules ipv4_rules(const std::string& interface) {

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "tools/check/fold.h"
 #include "tools/check/mesh_paths.h"
 
 namespace nccl_ha::tools {
@@ -39,14 +40,6 @@ struct Case {
   std::optional<size_t> end;  ///< where it is, if at one end
   std::string said;           ///< by the plugin
 };
-
-std::string listed(const std::vector<std::string>& words) {
-  std::string text;
-  for (size_t i = 0; i < words.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == words.size() ? " and " : ", ") + words[i];
-  }
-  return text;
-}
 
 class CableJudge {
  public:
@@ -189,7 +182,7 @@ class CableJudge {
         return {Ill::slower, end, fmt::format("{} Mbit/s, not {}", speed, best)};
       }
     }
-    if (pair == nullptr) {
+    if (pair == nullptr || pair->explained) {
       return {};
     }
     if (!pair->error.empty()) {
@@ -197,7 +190,7 @@ class CableJudge {
     }
     if (is_lossy(*pair)) {
       return {Ill::lossy, std::nullopt,
-              fmt::format("of {} datagrams {} were lost", pair->segments, pair->segments_lost)};
+              fmt::format("{} of {} datagrams were lost", pair->segments_lost, pair->segments)};
     }
     std::set<std::string> said;
     const std::string lines = warnings_of(*pair, said);
@@ -471,12 +464,13 @@ class CableJudge {
         good.back().seen_by = static_cast<uint32_t>(number);
       }
     }
-    judge_outliers(
-        good, [&](const PairResult& pair) { return cable_text(pair.seen_by); }, found_);
+    for (const Outlier& one : find_outliers(good)) {
+      found_.push_back(finding_of(one, cable_text(one.pair->seen_by)));
+    }
   }
 
   void add(Level level, std::string what, std::string remedy) {
-    found_.push_back({level, std::move(what), std::move(remedy)});
+    found_.push_back({level, std::move(what), std::move(remedy), {}});
   }
 
   const MeshPlan& plan_;

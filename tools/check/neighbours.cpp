@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -32,45 +34,87 @@ struct Stray {
   size_t arrives = 0;  ///< rail
 };
 
-std::vector<Stray> find_strays(const std::vector<HostSheet>& sheets,
-                               const std::vector<std::vector<Neighbour>>& neighbours) {
-  std::map<std::string, RailPlace> by_address;
-  std::map<std::string, std::vector<RailPlace>> by_mac;
-  std::set<std::string> machines;
-  for (size_t host = 0; host < sheets.size(); ++host) {
-    if (!machines.insert(sheets[host].machine).second) {
-      continue;  // another rank of one that is there already
-    }
-    for (size_t rail = 0; rail < sheets[host].rails.size(); ++rail) {
-      for (const std::string& address : sheets[host].rails[rail].addresses) {
-        by_address.emplace(address, RailPlace{host, rail});
-      }
-      by_mac[sheets[host].rails[rail].mac].push_back({host, rail});
-    }
-  }
-  by_mac.erase("");
-  std::vector<Stray> strays;
-  for (size_t from = 0; from < std::min(sheets.size(), neighbours.size()); ++from) {
-    for (const Neighbour& seen : neighbours[from]) {
-      const auto to = by_address.find(seen.address);
-      const auto there = by_mac.find(seen.mac);
-      if (to == by_address.end() || there == by_mac.end() ||
-          sheets[to->second.host].machine == sheets[from].machine) {
-        continue;
-      }
-      // Interfaces on one device (VLANs) share its address.
-      const std::vector<RailPlace>& places = there->second;
-      const auto other = std::find_if(places.begin(), places.end(), [&](const RailPlace& place) {
-        return place.host == to->second.host;
-      });
-      if (other != places.end() &&
-          std::find(places.begin(), places.end(), to->second) == places.end()) {
-        strays.push_back({from, to->second, seen.address, other->rail});
-      }
-    }
-  }
-  return strays;
+bool share_network(const RailSheet& one, const RailSheet& other) {
+  return std::any_of(one.networks.begin(), one.networks.end(), [&](const std::string& network) {
+    return std::find(other.networks.begin(), other.networks.end(), network) != other.networks.end();
+  });
 }
+
+class Strays {
+ public:
+  explicit Strays(const std::vector<HostSheet>& sheets) : sheets_(sheets) {
+    std::set<std::string> machines;
+    for (size_t host = 0; host < sheets.size(); ++host) {
+      if (!machines.insert(sheets[host].machine).second) {
+        continue;  // another rank of one that is there already
+      }
+      for (size_t rail = 0; rail < sheets[host].rails.size(); ++rail) {
+        for (const std::string& address : sheets[host].rails[rail].addresses) {
+          by_address_.emplace(address, RailPlace{host, rail});
+        }
+        by_mac_[sheets[host].rails[rail].mac].push_back({host, rail});
+      }
+    }
+    by_mac_.erase("");
+  }
+
+  std::vector<Stray> run(const std::vector<std::vector<Neighbour>>& neighbours) const {
+    std::vector<Stray> strays;
+    for (size_t from = 0; from < std::min(sheets_.size(), neighbours.size()); ++from) {
+      std::vector<Stray> seen;  // also what is right
+      for (const Neighbour& one : neighbours[from]) {
+        if (const auto found = look_at(from, one)) {
+          seen.push_back(*found);
+        }
+      }
+      std::copy_if(seen.begin(), seen.end(), std::back_inserter(strays), [&](const Stray& one) {
+        return one.arrives != one.to.rail && answers_for_one(one, seen);
+      });
+    }
+    return strays;
+  }
+
+ private:
+  /// Where what a host sends to an address arrives; nothing where that says nothing of cables.
+  std::optional<Stray> look_at(size_t from, const Neighbour& seen) const {
+    const auto to = by_address_.find(seen.address);
+    const auto there = by_mac_.find(seen.mac);
+    if (to == by_address_.end() || there == by_mac_.end() ||
+        sheets_[to->second.host].machine == sheets_[from].machine) {
+      return std::nullopt;
+    }
+    const std::vector<RailSheet>& rails = sheets_[to->second.host].rails;
+    const RailSheet& meant = rails[to->second.rail];
+    const auto& own = sheets_[from].rails;
+    const bool by_its_rail = std::any_of(own.begin(), own.end(), [&](const RailSheet& rail) {
+      return rail.interface == seen.device && share_network(rail, meant);
+    });
+    // Interfaces on one device (VLANs) share its address.
+    const std::vector<RailPlace>& places = there->second;
+    if (std::find(places.begin(), places.end(), to->second) != places.end()) {
+      return Stray{from, to->second, seen.address, to->second.rail};
+    }
+    const auto other = std::find_if(places.begin(), places.end(), [&](const RailPlace& place) {
+      return place.host == to->second.host;
+    });
+    if (!by_its_rail || other == places.end() || share_network(rails[other->rail], meant)) {
+      return std::nullopt;
+    }
+    return Stray{from, to->second, seen.address, other->rail};
+  }
+
+  /// Where cables are exchanged, each interface gets what another one should.
+  static bool answers_for_one(const Stray& stray, const std::vector<Stray>& seen) {
+    return std::none_of(seen.begin(), seen.end(), [&](const Stray& one) {
+      return one.to.host == stray.to.host && one.to.rail != stray.to.rail &&
+             one.arrives == stray.arrives;
+    });
+  }
+
+  const std::vector<HostSheet>& sheets_;
+  std::map<std::string, RailPlace> by_address_;
+  std::map<std::string, std::vector<RailPlace>> by_mac_;
+};
 
 /// Hosts that explain what went astray, each with what it explains.  With the host whose cables are
 /// wrong all others have trouble, and they with that one only; of two hosts either may be it.
@@ -126,10 +170,16 @@ class Culprits {
     const bool any = std::any_of(part.begin(), part.end(),
                                  [&](const Stray& one) { return one.to.host == host; });
     std::set<std::string> lines;
+    std::vector<RailAt> rails;
     for (const Stray& one : part) {
       if (!any || one.to.host == host) {
+        for (const size_t rail : {one.to.rail, one.arrives}) {
+          if (rail < sheets_[host].rails.size()) {
+            rails.push_back({host, sheets_[host].rails[rail].name});
+          }
+        }
         const HostSheet& sheet = sheets_[one.to.host];
-        lines.insert(fmt::format("what is sent to {} ({} of {}) arrives at {}", one.address,
+        lines.insert(fmt::format("traffic for {} ({} of {}) arrives at {}", one.address,
                                  sheet.rails[one.to.rail].name, names_[one.to.host],
                                  sheet.rails[one.arrives].name));
       }
@@ -142,7 +192,8 @@ class Culprits {
         {Level::error, fmt::format("{}: {}", begin, text),
          "exchange the cables of these rails at that host, or its addresses; where both rails are "
          "in one switch: sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 "
-         "on all hosts"});
+         "on all hosts",
+         std::move(rails)});
   }
 
   std::vector<Stray> strays_;
@@ -162,7 +213,8 @@ std::vector<Neighbour> read_neighbours(const std::string& file) {
     std::string type;
     std::string flags;
     Neighbour one;
-    if (words >> one.address >> type >> flags >> one.mac &&
+    std::string mask;
+    if (words >> one.address >> type >> flags >> one.mac >> mask >> one.device &&
         (std::strtoul(flags.c_str(), nullptr, 16) & arp_complete) != 0) {
       all.push_back(std::move(one));
     }
@@ -173,7 +225,7 @@ std::vector<Neighbour> read_neighbours(const std::string& file) {
 json to_json(const std::vector<Neighbour>& neighbours) {
   json all = json::array();
   for (const Neighbour& one : neighbours) {
-    all.push_back({one.address, one.mac});
+    all.push_back({one.address, one.mac, one.device});
   }
   return all;
 }
@@ -181,8 +233,9 @@ json to_json(const std::vector<Neighbour>& neighbours) {
 std::vector<Neighbour> neighbours_from_json(const json& from) {
   std::vector<Neighbour> all;
   for (const json& one : from) {
-    if (one.is_array() && one.size() == 2 && one[0].is_string() && one[1].is_string()) {
-      all.push_back({one[0], one[1]});
+    if (one.is_array() && one.size() == 3 &&
+        std::all_of(one.begin(), one.end(), [](const json& text) { return text.is_string(); })) {
+      all.push_back({one[0], one[1], one[2]});
     }
   }
   return all;
@@ -191,7 +244,7 @@ std::vector<Neighbour> neighbours_from_json(const json& from) {
 std::vector<Finding> judge_neighbours(const std::vector<HostSheet>& sheets,
                                       const std::vector<std::vector<Neighbour>>& neighbours,
                                       const std::vector<std::string>& names) {
-  return Culprits(find_strays(sheets, neighbours), sheets, names).run();
+  return Culprits(Strays(sheets).run(neighbours), sheets, names).run();
 }
 
 }  // namespace nccl_ha::tools

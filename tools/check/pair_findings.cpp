@@ -3,11 +3,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
+#include <array>
 #include <initializer_list>
+#include <iterator>
 #include <map>
 #include <set>
+#include <utility>
 
+#include "tools/check/fold.h"
 #include "tools/check/pairs.h"
 
 namespace nccl_ha::tools {
@@ -17,6 +20,13 @@ namespace {
 constexpr double outlier = 4;
 constexpr size_t outliers_from = 3;   ///< pairs on a device, for a median to mean something
 constexpr uint64_t lossy_from = 200;  ///< one segment lost of so many
+/// Two devices of one pair differ by less than this where both are right.
+constexpr double outlier_beside = 8;
+/// No host that works needs so many times as long as its link, or as its own sockets.
+constexpr double outlier_of_host = 100;
+/// Links faster than this are not filled by one connection without RDMA.
+constexpr int64_t compared_mbps_max = 10'000;
+constexpr double megabits_per_gigabyte = 8000;
 
 double middle_of(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2),
@@ -29,91 +39,348 @@ bool has_any(const std::string& text, std::initializer_list<const char*> parts) 
                      [&](const char* part) { return text.find(part) != std::string::npos; });
 }
 
-/// What a path says when it works again.
-bool is_good_news(const std::string& line) {
+/// What a path says when it works again, and what each host says of itself (job_findings.h).
+bool is_no_trouble(const std::string& line) {
   return has_any(line, {" is back after ", " are back after ", "is no longer slow",
-                        "which was slow, carries data again"});
+                        "which was slow, carries data again",
+                        "counters and flight recorders of this process are in plain memory"});
 }
 
-/// A host that no other reaches on two rails or more, while they reach each other there: its cables
-/// may be where those of the other rail belong.
-void judge_cables(const std::vector<PairResult>& pairs, const std::vector<std::string>& hosts,
-                  std::vector<Finding>& found) {
-  std::map<uint32_t, std::map<std::string, bool>> reached;  // by host and device
-  std::set<std::string> works_somewhere;
-  for (const PairResult& pair : pairs) {
-    for (const uint32_t host : {pair.from, pair.to}) {
-      reached[host][pair.device_name] |= pair.error.empty();
-    }
-    if (pair.error.empty()) {
-      works_somewhere.insert(pair.device_name);
-    }
+/// What the plugin's words show to be the cause of a pair's trouble.
+struct Cause {
+  std::array<const char*, 3> words;  ///< any of them; null: no more
+  const char* remedy;
+  /// It is on the host that says so, and the other one sees no more than that nothing comes.
+  bool of_speaker = false;
+
+  bool is_in(const std::string& said) const {
+    return std::any_of(words.begin(), words.end(), [&](const char* part) {
+      return part != nullptr && said.find(part) != std::string::npos;
+    });
   }
-  for (const auto& [host, devices] : reached) {
-    std::vector<std::string> lost;
-    for (const auto& [device, works] : devices) {
-      if (!works && works_somewhere.count(device) != 0) {
-        lost.push_back(device);
+};
+
+constexpr Cause causes[] = {
+    {{"RLIMIT_NOFILE", "Too many open files", nullptr},
+     "raise the limit of open files on that host: ulimit -n, LimitNOFILE= of the service that "
+     "starts jobs, --ulimit nofile= of a container; the network is not to blame",
+     true},
+    {{"RLIMIT_MEMLOCK", "ulimit -l", nullptr},
+     "raise the limit of locked memory on that host to unlimited: ulimit -l, LimitMEMLOCK= of the "
+     "service that starts jobs, --ulimit memlock=-1 of a container; the network is not to blame",
+     true},
+    {{"RLIMIT_NPROC", "RLIMIT_AS", "Cannot allocate memory"},
+     "raise the limits of threads and memory on that host (ulimit -u, ulimit -v, the control "
+     "group's); the network is not to blame",
+     true},
+    {{"NCCL_SOCKET_FAMILY", nullptr, nullptr},
+     "give both hosts an address of one family on that rail, or set NCCL_SOCKET_FAMILY alike on "
+     "all hosts; cables and filters are not to blame"},
+    {{"has no free TCP port", nullptr, nullptr},
+     "widen net.ipv4.ip_local_port_range on that host with sysctl, or end what holds its ports; "
+     "the "
+     "network is not to blame",
+     true},
+    {{"HA_NCCL_LISTEN_PORTS=", nullptr, nullptr},
+     "widen HA_NCCL_LISTEN_PORTS, or set it to 0; the network is not to blame",
+     true},
+    {{"has no link", "have no link", nullptr},
+     "check the cable and switch port of the interface that has no link, and `ip link show`"},
+    {{"UDP is not filtered", nullptr, nullptr},
+     "let UDP through between the hosts on that rail, both ways: look at nft list ruleset, "
+     "iptables "
+     "-S, security groups and switches' access lists"},
+    {{"datagrams were lost", nullptr, nullptr},
+     "look at errors and drops with `ethtool -S` at both ends and on the switch ports between; "
+     "clean "
+     "or replace cable and transceivers"},
+    {{"MTU", nullptr, nullptr},
+     "set one MTU on the interfaces of that rail and on all switch ports between"},
+    {{nullptr, nullptr, nullptr},
+     "check cable, switch port and VLAN of that rail, the addresses of both interfaces, and packet "
+     "filters; `nccl-ha info` on both hosts shows what each would use"},
+};
+constexpr const Cause* unknown_cause = std::end(causes) - 1;
+
+std::string why_fewer(const HostDevices& devices) {
+  if (!devices.only.empty()) {
+    return devices.only + " on that host leaves out others";
+  }
+  return devices.bare.empty() ? "one is down, has no address, or is left out by a setting"
+                              : fmt::format("{} {} only a link-local address", listed(devices.bare),
+                                            devices.bare.size() == 1 ? "has" : "have");
+}
+
+const Cause* cause_of(const std::string& said) {
+  return std::find_if(std::begin(causes), unknown_cause,
+                      [&](const Cause& one) { return one.is_in(said); });
+}
+
+/// Much more than a busy host loses, whether or not the pair got through with it.
+bool loses_many(const PairResult& pair) { return pair.segments_lost * lossy_from > pair.segments; }
+
+std::string loss_text(const PairResult& pair) {
+  return fmt::format("{} of {} datagrams were lost", pair.segments_lost, pair.segments);
+}
+
+/// The rate below which something is wrong whatever other pairs do; 0: unknown.
+double least_rate(const PairResult& pair) {
+  if (pair.speed_mbps == 0 || pair.own_gigabytes_per_s == 0) {
+    return 0;
+  }
+  const double link =
+      static_cast<double>(std::min(pair.speed_mbps, compared_mbps_max)) / megabits_per_gigabyte;
+  return std::min(link, pair.own_gigabytes_per_s) / outlier_of_host;
+}
+
+/// What the rate of a pair is compared with.
+class Rates {
+ public:
+  explicit Rates(const std::vector<PairResult>& pairs) {
+    for (const PairResult& pair : pairs) {
+      if (pair.error.empty()) {
+        of_hosts_[{pair.from, pair.to}].push_back(&pair);
       }
     }
-    if (lost.size() >= 2) {
-      found.push_back({Level::error,
-                       fmt::format("{} is reached by nobody on {}, where the others reach each "
-                                   "other: its cables may be swapped",
-                                   hosts[host], fmt::join(lost, " and ")),
-                       "compare where they lead: `ip neigh`, `lldpctl`, the switches' tables of "
-                       "addresses; or its interfaces have each other's addresses"});
+  }
+
+  /// Why it is too low; empty: it is not.  `median` is 0 where it means nothing.
+  std::string why_slow(const PairResult& pair, double median) const {
+    if (!pair.error.empty()) {
+      return "";
+    }
+    if (pair.gigabytes_per_s * outlier < median) {
+      return fmt::format("the median of all pairs is {:.3f}", median);
+    }
+    const PairResult* beside = nullptr;
+    double best = 0;
+    for (const PairResult* one : of_hosts_.at({pair.from, pair.to})) {
+      const double rate = one->device == pair.device ? 0 : expected_beside(pair, *one);
+      if (rate > best) {
+        best = rate;
+        beside = one;
+      }
+    }
+    if (pair.gigabytes_per_s * outlier_beside < best) {
+      return fmt::format("{} carries {:.3f}", beside->device_name, beside->gigabytes_per_s);
+    }
+    return pair.gigabytes_per_s < least_rate(pair)
+               ? fmt::format("the link has {} Mbit/s", pair.speed_mbps)
+               : "";
+  }
+
+ private:
+  /// What a device would carry if it did as well as another one of the same two hosts; 0: their
+  /// speeds cannot be compared.
+  static double expected_beside(const PairResult& pair, const PairResult& other) {
+    if ((pair.speed_mbps == 0) != (other.speed_mbps == 0)) {
+      return 0;
+    }
+    return pair.speed_mbps < other.speed_mbps
+               ? other.gigabytes_per_s * static_cast<double>(pair.speed_mbps) /
+                     static_cast<double>(other.speed_mbps)
+               : other.gigabytes_per_s;
+  }
+
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<const PairResult*>> of_hosts_;
+};
+
+class PairJudge {
+ public:
+  PairJudge(const std::vector<PairResult>& pairs, const std::vector<std::string>& hosts)
+      : pairs_(pairs), hosts_(hosts) {}
+
+  std::vector<Finding> run() {
+    failures();
+    warnings();
+    losses();
+    outliers();
+    return std::move(found_);
+  }
+
+ private:
+  using Pairs = std::vector<const PairResult*>;
+
+  /// All that was said of it on both sides.
+  static std::string said_of(const PairResult& pair) {
+    std::string said = pair.error;
+    for (const std::string& warning : pair.warnings) {
+      said += is_no_trouble(warning) ? "" : "; " + warning;
+    }
+    return loses_many(pair) ? said + "; " + loss_text(pair) : said;
+  }
+
+  /// Which host says that the cause is on it.
+  static std::optional<uint32_t> speaker(const Cause& cause, const PairResult& pair) {
+    for (const auto& [rank, said] : pair.sides) {
+      if (cause.of_speaker && cause.is_in(said)) {
+        return rank;
+      }
+    }
+    return std::nullopt;
+  }
+
+  void failures() {
+    std::map<const Cause*, Pairs> by_cause;
+    std::map<std::pair<const Cause*, uint32_t>, Pairs> by_speaker;
+    for (const PairResult& pair : pairs_) {
+      if (pair.error.empty() || pair.explained) {
+        continue;
+      }
+      const Cause* cause = cause_of(said_of(pair));
+      if (const auto host = speaker(*cause, pair)) {
+        by_speaker[{cause, *host}].push_back(&pair);
+      } else {
+        by_cause[cause].push_back(&pair);
+      }
+    }
+    // A pair whose cause is not known has that of its host, where one is known.
+    Pairs unknown = std::move(by_cause[unknown_cause]);
+    by_cause.erase(unknown_cause);
+    for (auto& [key, failed] : by_speaker) {
+      take_of_host(key.second, {}, unknown, failed);
+      tell_of_speaker(*key.first, key.second, failed);
+    }
+    for (auto& [cause, failed] : by_cause) {
+      for (const PairGroup& group : fold(failed, pairs_, hosts_)) {
+        if (group.host) {
+          take_of_host(*group.host, group.devices, unknown, failed);
+        }
+      }
+      tell_failures(*cause, failed);
+    }
+    tell_failures(*unknown_cause, unknown);
+  }
+
+  /// Moves those of a host, on some devices or on all.
+  static void take_of_host(uint32_t host, const std::vector<std::string>& devices, Pairs& from,
+                           Pairs& to) {
+    const auto rest = std::stable_partition(from.begin(), from.end(), [&](const PairResult* one) {
+      const bool on_them = devices.empty() || std::find(devices.begin(), devices.end(),
+                                                        one->device_name) != devices.end();
+      return !on_them || (one->from != host && one->to != host);
+    });
+    to.insert(to.end(), rest, from.end());
+    from.erase(rest, from.end());
+  }
+
+  void tell_failures(const Cause& cause, const Pairs& failed) {
+    for (const PairGroup& group : fold(failed, pairs_, hosts_)) {
+      tell_failure(cause, group);
     }
   }
-}
+
+  void tell_of_speaker(const Cause& cause, uint32_t host, const Pairs& failed) {
+    found_.push_back(
+        {Level::error,
+         fmt::format("{}: {} with it {}: {}", hosts_[host], counted(failed.size(), "pair"),
+                     failed.size() == 1 ? "fails" : "fail", failed.front()->sides.at(host)),
+         cause.remedy,
+         {}});
+  }
+
+  void tell_failure(const Cause& cause, const PairGroup& group) {
+    const PairResult& first = *group.pairs.front();
+    std::string text = first.error;
+    if (loses_many(first)) {
+      text += "; " + loss_text(first);
+    }
+    if (!group.host || !group.all_of_host) {
+      found_.push_back({Level::error, fmt::format("{}: {}", group.where, text), cause.remedy, {}});
+      return;
+    }
+    // Cables are accused where nothing else is known, and others reach each other on those rails.
+    const bool perhaps_swapped = &cause == unknown_cause && group.devices.size() > 1;
+    found_.push_back(
+        {Level::error,
+         fmt::format("no host reaches {} on {}: {}", hosts_[*group.host],
+                     listed(group.devices, " or "), text),
+         perhaps_swapped
+             ? fmt::format("the cause is probably on {}: look at its addresses, routes and packet "
+                           "filters, and whether its cables are swapped (`ip neigh`, `lldpctl`)",
+                           hosts_[*group.host])
+             : std::string(cause.remedy),
+         {}});
+  }
+
+  void warnings() {
+    std::map<const Cause*, Pairs> by_cause;
+    std::map<const PairResult*, std::string> lines;
+    std::set<std::string> said;
+    for (const PairResult& pair : pairs_) {
+      // Several lines about one pair are one finding; the first one is the cause.
+      const std::string text = pair.error.empty() && !pair.explained ? warnings_of(pair, said) : "";
+      if (!text.empty()) {
+        lines[&pair] = text;
+        by_cause[cause_of(text)].push_back(&pair);
+      }
+    }
+    for (const auto& [cause, some] : by_cause) {
+      for (const PairGroup& group : fold(some, pairs_, hosts_)) {
+        found_.push_back({Level::warning,
+                          fmt::format("{}: {}", group.where, lines[group.pairs.front()]),
+                          cause->remedy,
+                          {}});
+      }
+    }
+  }
+
+  void losses() {
+    Pairs lossy;
+    for (const PairResult& pair : pairs_) {
+      if (is_lossy(pair) && !pair.explained) {
+        lossy.push_back(&pair);
+      }
+    }
+    for (const PairGroup& group : fold(lossy, pairs_, hosts_)) {
+      PairResult sum;
+      for (const PairResult* pair : group.pairs) {
+        sum.segments += pair->segments;
+        sum.segments_lost += pair->segments_lost;
+      }
+      const std::string text = loss_text(sum);
+      found_.push_back({Level::warning,
+                        fmt::format("{}: packets get lost: {}", group.where, text),
+                        remedy_for(text),
+                        {}});
+    }
+  }
+
+  void outliers() {
+    Pairs slow;
+    std::map<const PairResult*, Outlier> about;
+    for (const Outlier& one : find_outliers(pairs_)) {
+      // What is lost is sent again, and takes its time.
+      if (is_lossy(*one.pair) || one.pair->explained) {
+        continue;
+      }
+      if (one.slow) {
+        slow.push_back(one.pair);
+        about[one.pair] = one;
+      } else {
+        found_.push_back(finding_of(one, fmt::format("{} and {} on {}", hosts_[one.pair->from],
+                                                     hosts_[one.pair->to], one.pair->device_name)));
+      }
+    }
+    for (const PairGroup& group : fold(slow, pairs_, hosts_)) {
+      const PairResult* worst = *std::min_element(group.pairs.begin(), group.pairs.end(),
+                                                  [](const PairResult* a, const PairResult* b) {
+                                                    return a->gigabytes_per_s < b->gigabytes_per_s;
+                                                  });
+      found_.push_back(finding_of(about[worst], group.where));
+    }
+  }
+
+  const std::vector<PairResult>& pairs_;
+  const std::vector<std::string>& hosts_;
+  std::vector<Finding> found_;
+};
 
 }  // namespace
 
-const char* remedy_for(const std::string& said) {
-  if (has_any(said, {"RLIMIT_NOFILE", "Too many open files"})) {
-    return "raise the limit of open files on that host: ulimit -n, LimitNOFILE= of the service "
-           "that "
-           "starts jobs, --ulimit nofile= of a container; the network is not to blame";
-  }
-  if (has_any(said, {"RLIMIT_MEMLOCK", "ulimit -l"})) {
-    return "raise the limit of locked memory on that host to unlimited: ulimit -l, LimitMEMLOCK= "
-           "of "
-           "the service that starts jobs, --ulimit memlock=-1 of a container; the network is not "
-           "to "
-           "blame";
-  }
-  if (has_any(said, {"RLIMIT_NPROC", "RLIMIT_AS", "Cannot allocate memory"})) {
-    return "raise the limits of threads and memory on that host (ulimit -u, ulimit -v, the control "
-           "group's); the network is not to blame";
-  }
-  if (has_any(said, {"NCCL_SOCKET_FAMILY"})) {
-    return "give both hosts an address of one family on that rail, or set NCCL_SOCKET_FAMILY alike "
-           "on all hosts; cables and filters are not to blame";
-  }
-  if (has_any(said, {"has no free TCP port"})) {
-    return "widen net.ipv4.ip_local_port_range on that host with sysctl, or end what holds its "
-           "ports; the network is not to blame";
-  }
-  if (has_any(said, {"HA_NCCL_LISTEN_PORTS="})) {
-    return "widen HA_NCCL_LISTEN_PORTS, or set it to 0; the network is not to blame";
-  }
-  if (has_any(said, {"has no link", "have no link"})) {
-    return "check the cable and switch port of the interface that has no link, and `ip link show`";
-  }
-  if (has_any(said, {"UDP is not filtered"})) {
-    return "let UDP through between the hosts on that rail, both ways: look at nft list ruleset, "
-           "iptables -S, security groups and switches' access lists";
-  }
-  if (has_any(said, {"MTU"})) {
-    return "set one MTU on the interfaces of that rail and on all switch ports between";
-  }
-  return "check cable, switch port and VLAN of that rail, the addresses of both interfaces, and "
-         "packet filters; `nccl-ha info` on both hosts shows what each would use";
-}
+const char* remedy_for(const std::string& said) { return cause_of(said)->remedy; }
 
-bool is_lossy(const PairResult& pair) {
-  return pair.error.empty() && pair.segments_lost * lossy_from > pair.segments;
-}
+bool is_lossy(const PairResult& pair) { return pair.error.empty() && loses_many(pair); }
 
 std::vector<size_t> to_try_again(const std::vector<PairResult>& pairs) {
   std::vector<double> rates;
@@ -123,12 +390,14 @@ std::vector<size_t> to_try_again(const std::vector<PairResult>& pairs) {
     }
   }
   const double rate = rates.empty() ? 0 : middle_of(rates);
+  const Rates all(pairs);
   std::vector<size_t> found;
-  for (const PairResult& pair : pairs) {
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    const PairResult& pair = pairs[i];
     const bool stalled = has_any(pair.error, {"small messages: ", "large messages: "});
-    const bool worse = is_lossy(pair) || pair.gigabytes_per_s * outlier < rate;
+    const bool worse = is_lossy(pair) || !all.why_slow(pair, rate).empty();
     if (stalled || (pair.error.empty() && worse)) {
-      found.push_back(static_cast<size_t>(pair.device));
+      found.push_back(i);
     }
   }
   return found;
@@ -137,102 +406,94 @@ std::vector<size_t> to_try_again(const std::vector<PairResult>& pairs) {
 std::string warnings_of(const PairResult& pair, std::set<std::string>& said) {
   std::string lines;
   for (const std::string& warning : pair.warnings) {
-    if (!is_good_news(warning) && said.insert(warning).second) {
+    if (!is_no_trouble(warning) && said.insert(warning).second) {
       lines += (lines.empty() ? "" : "; ") + warning;
     }
   }
   return lines;
 }
 
-void judge_outliers(const std::vector<PairResult>& pairs,
-                    const std::function<std::string(const PairResult&)>& name,
-                    std::vector<Finding>& found) {
+std::vector<Outlier> find_outliers(const std::vector<PairResult>& pairs) {
   std::map<int, std::vector<const PairResult*>> by_device;
   for (const PairResult& pair : pairs) {
     if (pair.error.empty()) {
       by_device[pair.device].push_back(&pair);
     }
   }
+  const Rates all(pairs);
+  std::vector<Outlier> found;
   for (const auto& [device, good] : by_device) {
-    if (good.size() < outliers_from) {
-      continue;
-    }
     std::vector<double> times;
     std::vector<double> rates;
     for (const PairResult* pair : good) {
       times.push_back(pair->round_trip_us);
       rates.push_back(pair->gigabytes_per_s);
     }
+    const bool enough = good.size() >= outliers_from;
     const double time = middle_of(times);
-    const double rate = middle_of(rates);
+    const double rate = enough ? middle_of(rates) : 0;
     for (const PairResult* pair : good) {
-      if (pair->gigabytes_per_s * outlier < rate) {
-        found.push_back({Level::warning,
-                         fmt::format("{}: {:.3f} GB/s, the median of all pairs is {:.3f}",
-                                     name(*pair), pair->gigabytes_per_s, rate),
-                         "look for errors and discards on the ports between them, a link that came "
-                         "up slow, or a busy host; run the check again"});
-      } else if (pair->round_trip_us > time * outlier) {
-        found.push_back({Level::hint,
-                         fmt::format("{}: a round trip takes {:.1f} us, the median of all pairs "
-                                     "is {:.1f}",
-                                     name(*pair), pair->round_trip_us, time),
-                         "look at the route between them, and whether a host is busy; run the "
-                         "check again"});
+      if (const std::string why = all.why_slow(*pair, rate); !why.empty()) {
+        found.push_back({pair, true, why});
+      } else if (enough && pair->round_trip_us > time * outlier) {
+        found.push_back({pair, false, fmt::format("the median of all pairs is {:.1f}", time)});
       }
     }
   }
+  return found;
+}
+
+Finding finding_of(const Outlier& outlier, const std::string& where) {
+  if (outlier.slow) {
+    return {Level::warning,
+            fmt::format("{}: {:.3f} GB/s, {}", where, outlier.pair->gigabytes_per_s, outlier.why),
+            "look for errors and discards on the ports between them, a link that came up slow, a "
+            "limit of rate (`tc qdisc`), or a busy host; run the check again",
+            {}};
+  }
+  return {Level::hint,
+          fmt::format("{}: a round trip takes {:.1f} us, {}", where, outlier.pair->round_trip_us,
+                      outlier.why),
+          "look at the route between them, and whether a host is busy; run the check again",
+          {}};
 }
 
 std::vector<Finding> judge(const std::vector<PairResult>& pairs,
                            const std::vector<std::string>& hosts) {
-  std::vector<Finding> found;
-  const auto name = [&](const PairResult& pair) {
-    return fmt::format("{} and {} on device {} ({})", hosts[pair.from], hosts[pair.to], pair.device,
-                       pair.device_name);
-  };
-  std::set<std::string> said;
-  for (const PairResult& pair : pairs) {
-    if (!pair.error.empty() && said.insert(name(pair)).second) {
-      // What the plugin said on the way there is no finding of its own, but may name the cause.
-      std::string said_of_it = pair.error;
-      for (const std::string& warning : pair.warnings) {
-        said_of_it += is_good_news(warning) ? "" : "; " + warning;
-      }
-      found.push_back(
-          {Level::error, fmt::format("{}: {}", name(pair), pair.error), remedy_for(said_of_it)});
-      continue;
-    }
-    // Several lines about one pair are one finding; the first one is the cause.
-    const std::string lines = warnings_of(pair, said);
-    if (!lines.empty()) {
-      found.push_back(
-          {Level::warning, fmt::format("{}: {}", name(pair), lines), remedy_for(lines)});
-    }
-  }
-  judge_cables(pairs, hosts, found);
-  judge_outliers(pairs, name, found);
-  return found;
+  return PairJudge(pairs, hosts).run();
 }
 
-std::vector<Finding> judge_device_counts(const std::vector<size_t>& counts,
+std::vector<Finding> judge_device_counts(const std::vector<HostDevices>& devices,
                                          const std::vector<std::string>& hosts) {
-  const size_t most = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
-  std::map<size_t, std::vector<std::string>, std::greater<>> fewer;
-  for (size_t rank = 0; rank < counts.size(); ++rank) {
-    if (counts[rank] < most) {
-      fewer[counts[rank]].push_back(hosts[rank]);
-    }
+  size_t most = 0;
+  for (const HostDevices& one : devices) {
+    most = std::max(most, one.names.size());
   }
+  const auto full = std::find_if(devices.begin(), devices.end(),
+                                 [&](const auto& one) { return one.names.size() == most; });
   std::vector<Finding> found;
-  found.reserve(fewer.size());
-  for (const auto& [count, names] : fewer) {
-    found.push_back({Level::warning,
-                     fmt::format("{} where other hosts have {} devices for the network: {}", count,
-                                 most, fmt::join(names, ", ")),
-                     "compare `nccl-ha info` there and on another host: a rail may be down or "
-                     "without an address, or a setting leaves it out; it is used by no connection "
-                     "of that host"});
+  for (size_t rank = 0; rank < devices.size(); ++rank) {
+    const HostDevices& one = devices[rank];
+    if (one.names.size() == most || one.lost >= most - one.names.size()) {
+      continue;  // that it has lost them is its own finding
+    }
+    // Such a device is tried with one of another network.
+    std::vector<RailAt> displaced;
+    for (size_t i = 0; i < one.names.size(); ++i) {
+      if (one.networks[i] != full->networks[i]) {
+        displaced.push_back({rank, one.names[i]});
+      }
+    }
+    found.push_back(
+        {Level::warning,
+         fmt::format("{} has {}{}, other hosts have {}: {}", hosts[rank],
+                     counted(one.names.size(), "usable data interface"),
+                     one.names.empty() ? "" : fmt::format(" ({})", fmt::join(one.names, ", ")),
+                     most, why_fewer(one)),
+         fmt::format("compare `nccl-ha info` on {} and on another host; no connection of {} uses "
+                     "what is missing",
+                     hosts[rank], hosts[rank]),
+         displaced});
   }
   return found;
 }

@@ -1,6 +1,7 @@
 #include "tools/check/pairs.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,10 +48,19 @@ class Setting {
   std::optional<std::string> before_;
 };
 
-/// What this process has sent as datagrams, and what of it was found lost.
-void count_segments(const std::string& directory, PairResult& result) {
+/// What this process has sent as datagrams over each of its paths, and what was found lost of it.
+struct SegmentCount {
+  uint64_t sent = 0;
+  uint64_t lost = 0;
+};
+/// By the id of the path's block, of which none is used twice.
+using SegmentCounts = std::map<uint64_t, SegmentCount>;
+
+/// Nothing where the plugin keeps no counters.
+SegmentCounts count_segments(const std::string& directory) {
+  SegmentCounts counts;
   if (directory.empty()) {
-    return;
+    return counts;
   }
   const auto files = read_counters_of(static_cast<uint32_t>(getpid()), directory, EventsWanted::no);
   for (const ProcessCounterFile& file : files ? *files : std::vector<ProcessCounterFile>()) {
@@ -58,9 +68,20 @@ void count_segments(const std::string& directory, PairResult& result) {
       const CounterSnapshot::Scope& scope = file.snapshot.scopes[block.scope];
       for (size_t i = 0; scope.name == "datagram_path" && i < block.values.size(); ++i) {
         const std::string& name = scope.counters[i].name;
-        result.segments += name == "segments_sent" ? block.values[i] : 0;
-        result.segments_lost += name == "fast_retransmits" ? block.values[i] : 0;
+        counts[block.id].sent += name == "segments_sent" ? block.values[i] : 0;
+        counts[block.id].lost += name == "fast_retransmits" ? block.values[i] : 0;
       }
+    }
+  }
+  return counts;
+}
+
+/// Those of paths that are not in `before`: they belong to one meeting.
+void add_segments(const SegmentCounts& before, const SegmentCounts& now, PairResult& result) {
+  for (const auto& [path, count] : now) {
+    if (!before.contains(path)) {
+      result.segments += count.sent;
+      result.segments_lost += count.lost;
     }
   }
 }
@@ -68,7 +89,7 @@ void count_segments(const std::string& directory, PairResult& result) {
 /// One device's meetings: the plugin, loaded so that it sees this device only.
 class DeviceTrial {
  public:
-  DeviceTrial(World& world, Duration patience, std::string counters_dir = "")
+  DeviceTrial(World& world, Duration patience, std::string counters_dir)
       : world_(world), patience_(patience), counters_dir_(std::move(counters_dir)) {}
   ~DeviceTrial() {
     if (library_) {
@@ -128,7 +149,9 @@ class DeviceTrial {
     const std::string& peer = (*handles)[*partner];
     if (result.error.empty() && peer.size() == handle.size()) {
       std::memcpy(handle.data(), peer.data(), peer.size());
+      const SegmentCounts before = count_segments(counters_dir_);
       talk(*meeting, handle, world_.rank() < *partner, result);
+      add_segments(before, count_segments(counters_dir_), result);
     } else if (result.error.empty()) {
       result.error = "the other side could not listen";
     }
@@ -162,19 +185,64 @@ class DeviceTrial {
       return;
     }
     result.gigabytes_per_s = *large;
-    count_segments(counters_dir_, result);
   }
 
   World& world_;
   Duration patience_;
   std::unique_ptr<NetLibrary> library_;
-  std::string counters_dir_;  ///< empty: segments are not counted
+  std::string counters_dir_;  ///< empty: nothing is counted
   std::string unusable_;
   std::optional<Setting> only_;
 };
 
+/// 0 is unknown.
+template <class T>
+T slower_of(T one, T other) {
+  return one == T{} ? other : other == T{} ? one : std::min(one, other);
+}
+
+/// Of two results about a pair and a device the better one stays.
+void keep_better(std::vector<PairResult>& results, PairResult result) {
+  const auto before = std::find_if(results.begin(), results.end(), [&](const PairResult& one) {
+    return one.from == result.from && one.to == result.to && one.device == result.device;
+  });
+  if (before == results.end()) {
+    results.push_back(std::move(result));
+  } else if (!before->error.empty()) {
+    *before = std::move(result);
+  } else if (result.error.empty()) {
+    before->round_trip_us = std::min(before->round_trip_us, result.round_trip_us);
+    before->gigabytes_per_s = std::max(before->gigabytes_per_s, result.gigabytes_per_s);
+    if (result.segments_lost < before->segments_lost) {
+      before->segments = result.segments;
+      before->segments_lost = result.segments_lost;
+    }
+  }
+}
+
+/// What all ranks saw so far, one result for each pair and device.
+Result<std::vector<PairResult>> seen_by_all(World& world, const std::vector<PairResult>& own) {
+  json told = json::array();
+  for (const PairResult& one : own) {
+    told.push_back(to_json(one));
+  }
+  auto texts = world.all_gather(told.dump(-1, ' ', false, json::error_handler_t::replace));
+  if (!texts) {
+    return texts.error();
+  }
+  std::vector<PairResult> all;
+  for (const std::string& text : *texts) {
+    for (const json& one : json::parse(text, nullptr, false)) {
+      if (auto pair = pair_from_json(one)) {
+        all.push_back(std::move(*pair));
+      }
+    }
+  }
+  return merge(all, std::vector<std::string>(world.size()));
+}
+
 /// Tries these cables, at most one of this rank's, and enters its result or the better one of two.
-Result<void> try_round(World& world, const CableTrials& trials, const MeshPlan& plan,
+Result<void> try_round(World& world, const Trials& trials, const MeshPlan& plan,
                        const std::vector<MeshSheet>& sheets, const std::vector<size_t>& cables,
                        std::vector<PairResult>& results) {
   DeviceTrial trial(world, trials.patience, trials.counters_dir);
@@ -198,6 +266,8 @@ Result<void> try_round(World& world, const CableTrials& trials, const MeshPlan& 
     if (auto opened = trial.open(trials.plugin, *device); !opened) {
       return opened.error();
     }
+    result.speed_mbps = device->speed_mbps;
+    result.own_gigabytes_per_s = trials.own_gigabytes_per_s;
   }
   const bool usable = trial.unusable().empty();
   if (auto met = trial.meet(usable ? partner : std::nullopt, result); !met || !partner) {
@@ -206,22 +276,125 @@ Result<void> try_round(World& world, const CableTrials& trials, const MeshPlan& 
   result.from = std::min(world.rank(), *partner);
   result.to = std::max(world.rank(), *partner);
   result.error = usable ? result.error : trial.unusable();
-  const auto before = std::find_if(results.begin(), results.end(),
-                                   [&](const auto& one) { return one.device == result.device; });
-  if (before == results.end()) {
-    results.push_back(std::move(result));
-  } else if (!before->error.empty()) {
-    *before = std::move(result);
-  } else if (result.error.empty()) {
-    before->round_trip_us = std::min(before->round_trip_us, result.round_trip_us);
-    before->gigabytes_per_s = std::max(before->gigabytes_per_s, result.gigabytes_per_s);
-    if (result.segments_lost < before->segments_lost) {
-      before->segments = result.segments;
-      before->segments_lost = result.segments_lost;
-    }
-  }
+  keep_better(results, std::move(result));
   return {};
 }
+
+/// The devices of a host that are tried with other hosts' devices of the same number.
+class PairTrials {
+ public:
+  PairTrials(World& world, const Trials& trials) : world_(world), trials_(trials) {}
+
+  Result<std::vector<PairResult>> run() {
+    auto counts = world_.all_gather(std::to_string(trials_.devices.size()));
+    if (!counts) {
+      return counts.error();
+    }
+    for (const std::string& count : *counts) {
+      device_counts_.push_back(static_cast<size_t>(std::atoi(count.c_str())));
+    }
+    if (auto tried = try_all(); !tried) {
+      return tried.error();
+    }
+    if (auto tried = try_some_again(); !tried) {
+      return tried.error();
+    }
+    return std::move(results_);
+  }
+
+ private:
+  Result<void> try_all() {
+    ProgressLine progress;
+    const size_t most = *std::max_element(device_counts_.begin(), device_counts_.end());
+    const auto partners = meetings(world_.rank(), world_.size());
+    for (size_t device = 0; device < most; ++device) {
+      DeviceTrial trial(world_, trials_.patience, trials_.counters_dir);
+      if (device < trials_.devices.size()) {
+        if (auto opened = trial.open(trials_.plugin, trials_.devices[device]); !opened) {
+          return opened;
+        }
+      }
+      for (size_t at = 0; at < partners.size(); ++at) {
+        if (world_.rank() == 0 && progress.due()) {
+          progress.show(
+              fmt::format("trying connections between {} hosts: {}%", world_.size(),
+                          (device * partners.size() + at) * 100 / (most * partners.size())));
+        }
+        if (auto met = meet(trial, device, partners[at]); !met) {
+          return met;
+        }
+      }
+    }
+    return {};
+  }
+
+  /// Hosts were busy with other pairs, perhaps: what went badly is tried alone.
+  Result<void> try_some_again() {
+    const auto seen = seen_by_all(world_, results_);
+    if (!seen) {
+      return seen.error();
+    }
+    const std::vector<size_t> again = to_try_again(*seen);
+    for (size_t i = 0; i < again.size(); ++i) {
+      const PairResult& pair = (*seen)[again[i]];
+      if (i >= tries_again_max) {
+        forget_losses(pair);
+        continue;
+      }
+      const bool takes_part = world_.rank() == pair.from || world_.rank() == pair.to;
+      const auto device = static_cast<size_t>(pair.device);
+      DeviceTrial trial(world_, trials_.patience, trials_.counters_dir);
+      if (takes_part) {
+        if (auto opened = trial.open(trials_.plugin, trials_.devices[device]); !opened) {
+          return opened;
+        }
+      }
+      const uint32_t other = world_.rank() == pair.from ? pair.to : pair.from;
+      if (auto met = meet(trial, device, takes_part ? std::optional(other) : std::nullopt); !met) {
+        return met;
+      }
+    }
+    return {};
+  }
+
+  /// What gets lost while other pairs are busy says nothing of the network.
+  void forget_losses(const PairResult& pair) {
+    for (PairResult& one : results_) {
+      if (one.from == pair.from && one.to == pair.to && one.device == pair.device) {
+        one.segments_lost = 0;
+      }
+    }
+  }
+
+  /// All ranks call it together, those without a partner too.
+  Result<void> meet(DeviceTrial& trial, size_t device, std::optional<uint32_t> partner) {
+    if (partner && (device >= trials_.devices.size() || device >= device_counts_[*partner])) {
+      partner.reset();
+    }
+    PairResult result;
+    result.device = static_cast<int>(device);
+    const bool usable = trial.unusable().empty();
+    if (auto met = trial.meet(usable ? partner : std::nullopt, result); !met || !partner) {
+      return met;
+    }
+    result.from = std::min(world_.rank(), *partner);
+    result.to = std::max(world_.rank(), *partner);
+    result.device_name = trials_.devices[device].name;
+    result.speed_mbps = trials_.devices[device].speed_mbps;
+    result.own_gigabytes_per_s = trials_.own_gigabytes_per_s;
+    result.error = usable ? result.error : trial.unusable();
+    keep_better(results_, std::move(result));
+    return {};
+  }
+
+  /// So many at most: each takes a second or more, and more than these are no accident.
+  static constexpr size_t tries_again_max = 16;
+
+  World& world_;
+  const Trials& trials_;
+  std::vector<size_t> device_counts_;  ///< by rank
+  std::vector<PairResult> results_;
+};
 
 }  // namespace
 
@@ -254,6 +427,8 @@ json to_json(const PairResult& r) {
           {"warnings", r.warnings},
           {"round_trip_us", r.round_trip_us},
           {"gigabytes_per_s", r.gigabytes_per_s},
+          {"speed_mbps", r.speed_mbps},
+          {"own_gigabytes_per_s", r.own_gigabytes_per_s},
           {"segments", r.segments},
           {"segments_lost", r.segments_lost}};
 }
@@ -269,6 +444,8 @@ Result<PairResult> pair_from_json(const json& from) {
     result.warnings = from.at("warnings").get<std::vector<std::string>>();
     result.round_trip_us = from.at("round_trip_us");
     result.gigabytes_per_s = from.at("gigabytes_per_s");
+    result.speed_mbps = from.value("speed_mbps", int64_t{0});
+    result.own_gigabytes_per_s = from.value("own_gigabytes_per_s", 0.0);
     result.segments = from.value("segments", uint64_t{0});
     result.segments_lost = from.value("segments_lost", uint64_t{0});
     return result;
@@ -286,64 +463,17 @@ Result<std::vector<CheckedDevice>> checked_devices(const HostFacts& facts) {
   for (const fabric::NetDevice& device : (*provider)->devices()) {
     const bool rdma = !(*provider)->is_universal(device.kind);
     devices.push_back({device.name, fabric::nic_name(device),
-                       rdma ? "HA_NCCL_IB_HCA" : "HA_NCCL_IFNAME", "=" + device.name});
+                       rdma ? "HA_NCCL_IB_HCA" : "HA_NCCL_IFNAME", "=" + device.name,
+                       device.speed_mbps});
   }
   return devices;
 }
 
-Result<std::vector<PairResult>> try_pairs(World& world, const std::string& plugin,
-                                          const std::vector<CheckedDevice>& devices,
-                                          Duration patience) {
-  auto counts = world.all_gather(std::to_string(devices.size()));
-  if (!counts) {
-    return counts.error();
-  }
-  std::vector<size_t> device_counts;
-  for (const std::string& count : *counts) {
-    device_counts.push_back(static_cast<size_t>(std::atoi(count.c_str())));
-  }
-  std::vector<PairResult> results;
-  ProgressLine progress;
-  const size_t most = *std::max_element(device_counts.begin(), device_counts.end());
-  const auto all_meetings = meetings(world.rank(), world.size());
-  for (size_t device = 0; device < most; ++device) {
-    DeviceTrial trial(world, patience);
-    if (device < devices.size()) {
-      if (auto opened = trial.open(plugin, devices[device]); !opened) {
-        return opened.error();
-      }
-    }
-    for (size_t at = 0; at < all_meetings.size(); ++at) {
-      const auto& partner = all_meetings[at];
-      if (world.rank() == 0 && progress.due()) {
-        progress.show(
-            fmt::format("trying connections between {} hosts: {}%", world.size(),
-                        (device * all_meetings.size() + at) * 100 / (most * all_meetings.size())));
-      }
-      const bool take_part = partner && device < devices.size() && device < device_counts[*partner];
-      PairResult result;
-      result.device = static_cast<int>(device);
-      const bool usable = trial.unusable().empty();
-      auto met = trial.meet(take_part && usable ? partner : std::nullopt, result);
-      if (!met) {
-        return met.error();
-      }
-      if (take_part) {
-        if (!usable) {
-          result.from = std::min(world.rank(), *partner);
-          result.to = std::max(world.rank(), *partner);
-          result.error = trial.unusable();
-        }
-        result.device_name = devices[device].name;
-        results.push_back(std::move(result));
-      }
-    }
-  }
-  return results;
+Result<std::vector<PairResult>> try_pairs(World& world, const Trials& trials) {
+  return PairTrials(world, trials).run();
 }
 
-Result<std::vector<PairResult>> try_cables(World& world, const CableTrials& trials,
-                                           const MeshPlan& plan,
+Result<std::vector<PairResult>> try_cables(World& world, const Trials& trials, const MeshPlan& plan,
                                            const std::vector<MeshSheet>& sheets) {
   // A way over relays would hide what is wrong with the cable.
   const Setting no_relays("NCCL_MESH_RELAY", "off");
@@ -358,24 +488,13 @@ Result<std::vector<PairResult>> try_cables(World& world, const CableTrials& tria
       return tried.error();
     }
   }
-  json told = json::array();
-  for (const PairResult& one : results) {
-    told.push_back(to_json(one));
-  }
-  auto texts = world.all_gather(told.dump(-1, ' ', false, json::error_handler_t::replace));
-  if (!texts) {
-    return texts.error();
-  }
-  std::vector<PairResult> all;
-  for (const std::string& text : *texts) {
-    for (const json& one : json::parse(text, nullptr, false)) {
-      if (auto pair = pair_from_json(one)) {
-        all.push_back(std::move(*pair));
-      }
-    }
+  const auto seen = seen_by_all(world, results);
+  if (!seen) {
+    return seen.error();
   }
   // Hosts were busy with others, perhaps: each of these alone.
-  for (const size_t cable : to_try_again(merge(all, std::vector<std::string>(world.size())))) {
+  for (const size_t index : to_try_again(*seen)) {
+    const auto cable = static_cast<size_t>((*seen)[index].device);
     if (auto tried = try_round(world, trials, plan, sheets, {cable}, results); !tried) {
       return tried.error();
     }
@@ -394,10 +513,17 @@ std::vector<PairResult> merge(const std::vector<PairResult>& seen,
   for (const PairResult& result : seen) {
     const auto [at, fresh] =
         merged.emplace(std::tuple(result.from, result.to, result.device), result);
+    PairResult& known = at->second;
+    known.speed_mbps = slower_of(known.speed_mbps, result.speed_mbps);
+    known.own_gigabytes_per_s = slower_of(known.own_gigabytes_per_s, result.own_gigabytes_per_s);
+    if (!result.error.empty() || !result.warnings.empty()) {
+      known.sides[result.seen_by] = result.error +
+                                    (result.error.empty() || result.warnings.empty() ? "" : "; ") +
+                                    fmt::format("{}", fmt::join(result.warnings, "; "));
+    }
     if (fresh) {
       continue;
     }
-    PairResult& known = at->second;
     if (result.segments_lost > known.segments_lost) {
       known.segments = result.segments;
       known.segments_lost = result.segments_lost;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
@@ -32,9 +33,15 @@ struct PairResult {
   std::vector<std::string> warnings;  ///< the plugin's
   double round_trip_us = 0;           ///< median of small messages
   double gigabytes_per_s = 0;         ///< median of large messages, both directions at once
+  int64_t speed_mbps = 0;             ///< of the device, 10^6 bit/s; 0: unknown
+  double own_gigabytes_per_s = 0;     ///< own_rate() of the host; 0: unknown
   /// Datagrams that whoever tells this sent, and how many of them were found lost.
   uint64_t segments = 0;
   uint64_t segments_lost = 0;
+  /// What merge() and explain() enter: what each rank said of it, and that another finding is the
+  /// cause of its error or warnings.
+  std::map<uint32_t, std::string> sides = {};
+  bool explained = false;
 };
 nlohmann::json to_json(const PairResult& result);
 Result<PairResult> pair_from_json(const nlohmann::json& from);
@@ -46,27 +53,27 @@ struct CheckedDevice {
   std::string interface;
   std::string variable;
   std::string value;
+  int64_t speed_mbps = 0;  ///< 10^6 bit/s; 0: unknown
 };
 /// The devices that the plugin would use on this host.
 Result<std::vector<CheckedDevice>> checked_devices(const HostFacts& facts);
 
-/// Meets every other rank on every device, each time for at most `patience`.  All ranks call it
-/// together; each gets the results of its own meetings.  Changes the environment while it runs.  An
-/// error only where the ranks lose each other or the plugin cannot be used.
-Result<std::vector<PairResult>> try_pairs(World& world, const std::string& plugin,
-                                          const std::vector<CheckedDevice>& devices,
-                                          Duration patience);
-
-struct CableTrials {
+struct Trials {
   std::string plugin;
   std::vector<CheckedDevice> devices;
   std::string counters_dir;  ///< HA_NCCL_COUNTERS_DIR
   Duration patience{};
+  double own_gigabytes_per_s = 0;  ///< own_rate()
 };
+/// Meets every other rank on every device, each time for at most `patience`, and once more alone
+/// where that went badly.  All ranks call it together; each gets the results of its own meetings.
+/// Changes the environment while it runs.  An error only where the ranks lose each other or the
+/// plugin cannot be used.
+Result<std::vector<PairResult>> try_pairs(World& world, const Trials& trials);
+
 /// The same over the cables of a mesh: each is tried by itself, by the hosts at its ends.  Results
 /// have the cable's number in the plan as their device.
-Result<std::vector<PairResult>> try_cables(World& world, const CableTrials& trials,
-                                           const MeshPlan& plan,
+Result<std::vector<PairResult>> try_cables(World& world, const Trials& trials, const MeshPlan& plan,
                                            const std::vector<MeshSheet>& sheets);
 
 /// Whether rank 0 needs it: the numbers of the lower rank are enough, errors and warnings count of
@@ -86,22 +93,37 @@ std::vector<Finding> judge(const std::vector<PairResult>& pairs,
 
 /// Its datagrams get lost, more of them than hosts lose that are busy.
 bool is_lossy(const PairResult& pair);
-/// Devices of pairs that lose datagrams, are much slower than the median, or did connect and then
-/// failed.
+/// Those, by their place, that lose datagrams, are slow, or did connect and then failed.
 std::vector<size_t> to_try_again(const std::vector<PairResult>& pairs);
 
 /// What to do about what the plugin said.
 const char* remedy_for(const std::string& said);
-/// The plugin's warnings about a pair in one line, without its good news and what is in `said`
-/// already, to which they go.
+/// The plugin's warnings about a pair in one line, without its good news, without what hosts say of
+/// themselves, and without what is in `said` already, to which they go.
 std::string warnings_of(const PairResult& pair, std::set<std::string>& said);
-/// Pairs that are much worse than the median of their device's.
-void judge_outliers(const std::vector<PairResult>& pairs,
-                    const std::function<std::string(const PairResult&)>& name,
-                    std::vector<Finding>& found);
 
+/// A pair that works much worse than it should.
+struct Outlier {
+  const PairResult* pair = nullptr;
+  bool slow = false;  ///< else its round trips take long
+  std::string why;    ///< with what it is compared
+};
+/// Pairs that are slow beside the median of their device's, beside another device of the same two
+/// hosts, or beside what link and host can do.  Pure.
+std::vector<Outlier> find_outliers(const std::vector<PairResult>& pairs);
+Finding finding_of(const Outlier& outlier, const std::string& where);
+
+/// A host that has fewer devices than others, and what it says of that itself.
+struct HostDevices {
+  std::vector<std::string> names;
+  std::vector<std::string> interfaces;  ///< of each; of RDMA devices too
+  std::vector<std::string> networks;    ///< of each the first, as in 10.0.0.0/24; empty: none
+  std::vector<std::string> bare;        ///< HostSheet::bare
+  std::string only;  ///< the setting that leaves some out, as in HA_NCCL_IFNAME==rail0
+  size_t lost = 0;   ///< how many its own findings name as lost
+};
 /// Hosts that have fewer devices than others; both by rank.  Pure.
-std::vector<Finding> judge_device_counts(const std::vector<size_t>& counts,
+std::vector<Finding> judge_device_counts(const std::vector<HostDevices>& devices,
                                          const std::vector<std::string>& hosts);
 
 }  // namespace nccl_ha::tools

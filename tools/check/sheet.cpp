@@ -25,7 +25,7 @@ void add_addresses(RailSheet& rail, const fabric::NetInterface& interface) {
     rail.mac = fmt::format("{:02x}", fmt::join(interface.mac, ":"));
   }
   for (const IpAddress& address : interface.addresses) {
-    if (!address.link_local() && !address.loopback()) {
+    if (!address.self_assigned() && !address.loopback()) {
       rail.addresses.push_back(address.text());
       rail.networks.push_back(network_of(address));
     }
@@ -74,13 +74,22 @@ json to_json(const HostSheet& sheet) {
                      {"networks", rail.networks},
                      {"mtu_bytes", rail.mtu},
                      {"speed_mbps", rail.speed_mbps},
-                     {"mac", rail.mac}});
+                     {"mac", rail.mac},
+                     {"interface", rail.interface}});
   }
-  return {{"name", sheet.name},           {"machine", sheet.machine},
-          {"version", sheet.version},     {"commit", sheet.commit},
-          {"protocol", sheet.protocol},   {"kernel", sheet.kernel},
-          {"rdma_core", sheet.rdma_core}, {"clock_s", sheet.clock_s},
-          {"settings", sheet.settings},   {"rails", std::move(rails)}};
+  return {{"name", sheet.name},
+          {"machine", sheet.machine},
+          {"version", sheet.version},
+          {"commit", sheet.commit},
+          {"protocol", sheet.protocol},
+          {"kernel", sheet.kernel},
+          {"rdma_core", sheet.rdma_core},
+          {"clock_s", sheet.clock_s},
+          {"settings", sheet.settings},
+          {"rails", std::move(rails)},
+          {"bare", sheet.bare},
+          {"plugin_asked", sheet.plugin_asked},
+          {"asks_for_plugin", sheet.asks_for_plugin}};
 }
 
 Result<HostSheet> sheet_from_json(const json& from) {
@@ -96,6 +105,9 @@ Result<HostSheet> sheet_from_json(const json& from) {
     sheet.rdma_core = from.value("rdma_core", "");
     sheet.clock_s = from.value("clock_s", 0.0);
     sheet.settings = from.value("settings", decltype(sheet.settings){});
+    sheet.bare = from.value("bare", sheet.bare);
+    sheet.plugin_asked = from.value("plugin_asked", "");
+    sheet.asks_for_plugin = from.value("asks_for_plugin", false);
     for (const json& one : from.value("rails", json::array())) {
       RailSheet rail;
       rail.name = one.value("name", "");
@@ -104,6 +116,7 @@ Result<HostSheet> sheet_from_json(const json& from) {
       rail.mtu = one.value("mtu_bytes", rail.mtu);
       rail.speed_mbps = one.value("speed_mbps", rail.speed_mbps);
       rail.mac = one.value("mac", rail.mac);
+      rail.interface = one.value("interface", rail.name);
       sheet.rails.push_back(std::move(rail));
     }
     return sheet;
@@ -128,6 +141,17 @@ HostSheet make_sheet(const HostFacts& facts) {
   for (const SettingView& view : describe(facts.config)) {
     sheet.settings[view.name] = view.value;
   }
+  sheet.plugin_asked = facts.plugin.asked;
+  sheet.asks_for_plugin = !facts.plugin.asks_for_none();
+  for (const fabric::NetInterface& one : facts.all_interfaces) {
+    const bool offered =
+        std::any_of(facts.interfaces.begin(), facts.interfaces.end(),
+                    [&](const fabric::NetInterface& other) { return other.name == one.name; });
+    if (one.up && !one.loopback && one.leads_to <= fabric::LinkClass::pair &&
+        one.only_self_assigned() && !offered) {
+      sheet.bare.push_back(one.name);
+    }
+  }
   const auto beneath = [&](const std::string& name) {
     return std::find_if(facts.interfaces.begin(), facts.interfaces.end(),
                         [&](const auto& one) { return one.name == name; });
@@ -137,6 +161,7 @@ HostSheet make_sheet(const HostFacts& facts) {
     rail.name = port.info.device;
     rail.mtu = port.info.mtu;
     rail.speed_mbps = port.info.speed_mbps;
+    rail.interface = port.info.netdev;
     if (const auto found = beneath(port.info.netdev); found != facts.interfaces.end()) {
       add_addresses(rail, *found);
     }
@@ -144,7 +169,8 @@ HostSheet make_sheet(const HostFacts& facts) {
   }
   if (facts.rdma.ports.empty() || facts.config.fabric == "datagram") {
     for (const fabric::NetInterface& interface : facts.interfaces) {
-      RailSheet rail{interface.name, {}, {}, interface.mtu, interface.speed_mbps, {}};
+      RailSheet rail{interface.name, {}, {}, interface.mtu, interface.speed_mbps, {},
+                     interface.name};
       add_addresses(rail, interface);
       sheet.rails.push_back(std::move(rail));
     }

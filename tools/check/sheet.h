@@ -19,6 +19,7 @@ struct RailSheet {
   int64_t mtu = 0;                    ///< bytes: of RDMA the path's, else the interface's
   int64_t speed_mbps = 0;             ///< 10^6 bit/s
   std::string mac;                    ///< as in 02:00:00:00:00:01; empty: none
+  std::string interface = {};         ///< beneath a device of RDMA; else the name
 };
 
 struct HostSheet {
@@ -32,7 +33,10 @@ struct HostSheet {
   double clock_s =
       0;  ///< seconds since 1970, at a moment that all hosts share but for network delay
   std::map<std::string, std::string> settings;  ///< by variable
+  std::string plugin_asked;                     ///< NCCL_NET_PLUGIN; empty: not set
+  bool asks_for_plugin = false;                 ///< that is set, and tells NCCL to load one
   std::vector<RailSheet> rails;
+  std::vector<std::string> bare;  ///< interfaces that only stand by: they have link-local addresses
 };
 
 nlohmann::json to_json(const HostSheet& sheet);

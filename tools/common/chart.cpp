@@ -20,6 +20,11 @@ constexpr double right_edge = 20;
 constexpr double top_edge = 40;
 constexpr double bottom_edge = 50;
 constexpr double legend_row = 18;
+/// Texts at marks: how wide a letter is at most, and how many rows there are.
+constexpr double mark_letter = 6.5;
+constexpr double mark_gap = 3;
+constexpr double mark_row = 13;
+constexpr size_t mark_rows = 4;
 /// Told apart by the color-blind (Okabe and Ito, 2008).
 constexpr std::array colors = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                "#e69f00", "#56b4e9", "#999999", "#b8a900"};
@@ -228,14 +233,27 @@ std::string draw_chart(const Chart& chart) {
   x.settle(false);
   y.settle(true);
   std::string out = draw_axes(chart, x, y);
+  std::vector<double> ends_of_rows;  ///< of marks, from the top: where the last text ends
   for (const ChartMark& mark : chart.marks) {
     if (!x.shows(mark.x)) {
       continue;
     }
     const double at = std::clamp(x.place(mark.x), left_edge, chart_width - right_edge);
+    const double room = mark_letter * static_cast<double>(mark.text.size()) + 2 * mark_gap;
+    const bool fits = at + room <= chart_width - right_edge;
+    const double from = fits ? at : at - room;
+    // The first row that is free there; the last one may be crowded.
+    size_t row = 0;
+    while (row + 1 < mark_rows && row < ends_of_rows.size() && ends_of_rows[row] > from) {
+      ++row;
+    }
+    ends_of_rows.resize(std::max(ends_of_rows.size(), row + 1), 0);
+    ends_of_rows[row] = from + room;
     out += fmt::format("<path class=\"mark\" d=\"M{:.1f} {:.1f}V{:.1f}\"/>\n", at, top_edge,
                        chart_height - bottom_edge);
-    out += draw_text(at + 3, top_edge + 10, "start", mark.text, " class=\"mark-text\"");
+    out += draw_text(fits ? at + mark_gap : at - mark_gap,
+                     top_edge + 10 + mark_row * static_cast<double>(row), fits ? "start" : "end",
+                     mark.text, " class=\"mark-text\"");
   }
   std::vector<size_t> colors_of;
   size_t own_colors = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <sstream>
 #include <vector>
 
@@ -16,6 +17,7 @@
 namespace nccl_ha::tools {
 namespace {
 
+constexpr size_t help_columns = 80;
 /// A command line that cannot be used, or work that could not be done.
 constexpr int status_not_done = 2;
 
@@ -109,20 +111,54 @@ int parse_and_run(CLI::App& app, int argc, char** argv, ReplacementOf known) {
       // written.
       std::ostringstream text;
       const int status = app.exit(error, text, text);
-      std::fputs(text.str().c_str(), stdout);
+      std::fputs(wrapped_help(text.str(), help_columns).c_str(), stdout);
       return status;
     }
     const std::string command = command_of(app);
     const std::string help = fmt::format("`{} --help` tells what can be asked for.\n", command);
     return not_done(app, command, wrong_words(app, error, known), help.c_str(), as_json,
                     status_not_done);
+  } catch (const std::bad_alloc&) {
+    return not_done(app, command_of(app),
+                    "out of memory; limits are RLIMIT_AS (ulimit -v) and a control group's "
+                    "memory.max",
+                    "", as_json, status_not_done);
   } catch (const std::exception& error) {
-    return not_done(app, app.get_name(), error.what(), "", as_json, status_not_done);
+    // What no command foresaw.
+    return not_done(
+        app, command_of(app),
+        fmt::format("it cannot go on, which is a mistake of this program: {}", error.what()), "",
+        as_json, status_not_done);
   }
   return 0;
 }
 
 }  // namespace
+
+std::string wrapped_help(const std::string& text, size_t columns) {
+  std::istringstream in(text);
+  std::string out;
+  for (std::string line; std::getline(in, line);) {
+    const size_t begin = std::min(line.find_first_not_of(' '), line.size());
+    const size_t gap = line.find("  ", begin);
+    const size_t explained = gap == std::string::npos ? gap : line.find_first_not_of(' ', gap);
+    const size_t indent =
+        explained == std::string::npos || explained > columns / 2 ? begin : explained;
+    while (line.size() > columns) {
+      size_t blank = line.rfind(' ', columns);
+      while (blank != std::string::npos && blank > indent && line[blank + 1] == '-') {
+        blank = line.rfind(' ', blank - 1);
+      }
+      if (blank == std::string::npos || blank <= indent) {
+        break;  // a word that is longer than that
+      }
+      out += line.substr(0, blank) + '\n';
+      line = std::string(indent, ' ') + line.substr(blank + 1);
+    }
+    out += line + '\n';
+  }
+  return out;
+}
 
 int run_application(CLI::App& app, int argc, char** argv, ReplacementOf known) {
   const int status = parse_and_run(app, argc, argv, known);

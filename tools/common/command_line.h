@@ -1,6 +1,7 @@
 // From the words of a command line to an exit status.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 namespace CLI {  // NOLINT(readability-identifier-naming): the library's
@@ -8,6 +9,11 @@ class App;
 }
 
 namespace nccl_ha::tools {
+
+/// Lines of at most `columns` characters where words allow it.  What goes on stands below what its
+/// line explains: behind the first gap of two blanks, or behind its indentation; no line begins
+/// with the name of an option for that.
+std::string wrapped_help(const std::string& text, size_t columns);
 
 /// What to use in place of an option of another program that `command` does not have; empty:
 /// nothing is known of it.

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -91,6 +93,12 @@ Result<std::optional<LaunchedRank>> read_numbers(const GetEnv& get) {
     return std::optional(place);
   }
   return std::optional<LaunchedRank>();
+}
+
+/// A launcher's rank, of one too.
+bool is_launched(const GetEnv& get) {
+  return std::any_of(std::begin(launchers), std::end(launchers),
+                     [&](const Names& names) { return get(names.rank).has_value(); });
 }
 
 Result<void> take_rendezvous(LaunchedRank& place, const std::string& text) {
@@ -203,6 +211,12 @@ std::string first_slurm_host(const std::string& list) {
 Result<std::optional<LaunchedRank>> detect_launcher(const GetEnv& get,
                                                     const std::string& rendezvous) {
   auto found = read_numbers(get);
+  if (found && !*found && !rendezvous.empty() && !is_launched(get)) {
+    return fail(Errc::invalid_argument,
+                fmt::format("--rendezvous {}: no launcher (srun, mpirun, torchrun) started this "
+                            "process, so that there are no other ranks to meet",
+                            rendezvous));
+  }
   if (!found || !*found) {
     return found;
   }

@@ -27,8 +27,9 @@ struct LaunchedRank {
 };
 
 /// Nothing when no launcher is recognised: ranks are then forked locally.  `rendezvous` (HOST:PORT,
-/// from the command line) wins over what the environment says.  A launcher that names no address of
-/// rank 0 while ranks are spread over hosts is an error that says to pass one.
+/// from the command line) wins over what the environment says, and without a launcher is an error.
+/// A launcher that names no address of rank 0 while ranks are spread over hosts is an error that
+/// says to pass one.
 Result<std::optional<LaunchedRank>> detect_launcher(const GetEnv& get,
                                                     const std::string& rendezvous);
 

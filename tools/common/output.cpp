@@ -36,6 +36,25 @@ std::string utc_now() {
 
 }  // namespace
 
+Result<void> can_be_written(const std::string& path) {
+  if (path.empty() || path == "-") {
+    return {};
+  }
+  struct stat info {};
+  const bool there = stat(path.c_str(), &info) == 0;
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  int error = 0;
+  if (there && S_ISDIR(info.st_mode)) {
+    error = EISDIR;
+  } else if (!there || access(path.c_str(), W_OK) != 0) {
+    // It is made there, or replaced.
+    error = access(folder.c_str(), W_OK | X_OK) != 0 ? errno : 0;
+  }
+  return error == 0 ? Result<void>()
+                    : fail(Errc::system, fmt::format("cannot write {}", path), error);
+}
+
 nlohmann::json document(const std::string& command, nlohmann::json body) {
   body.emplace("command", command);
   body.emplace("version", version_number());

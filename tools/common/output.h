@@ -5,6 +5,8 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "runtime/base/result.h"
+
 namespace nccl_ha::tools {
 
 /// `body` with "command", "version", "commit" and "date" (UTC, ISO 8601), where it has none of its
@@ -21,6 +23,11 @@ void print_failure(const std::string& command, const std::string& error);
 
 /// The calling process's words ask for JSON on standard output: --json, of perf `--json -`.
 bool asks_for_json(int argc, const char* const* argv);
+
+/// Before long work: an error where its results cannot be written into `path`, which a user named;
+/// a disk that fills meanwhile is told at the end.  Empty, and "-" for standard output: nothing is
+/// wrong.
+Result<void> can_be_written(const std::string& path);
 
 /// Where to say what was written into `path`: standard output, or standard error where that is
 /// what `path` leads to.

@@ -3,10 +3,13 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <link.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+
+#include "tools/common/elf_symbols.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -50,7 +53,42 @@ bool names_no_plugin(const std::string& name) {
   return name.empty() || name == "none" || name == "socket" || name == "ib";
 }
 
+/// Where NCCL would find NAME if the loader took it.
+std::vector<std::string> candidates_of(const std::string& name, const GetEnv& get) {
+  std::vector<std::string> files;
+  for (const std::string& file : nccl_file_names(name)) {
+    if (file.find('/') != std::string::npos) {
+      files.push_back(file);
+      continue;
+    }
+    for (const std::string& folder : split_path(get("LD_LIBRARY_PATH").value_or(""))) {
+      if (!folder.empty()) {
+        files.push_back((fs::path(folder) / file).string());
+      }
+    }
+  }
+  return files;
+}
+
+/// The loader's words for a library that needs a newer one than this system has.
+bool needs_newer_library(const std::string& why) {
+  return why.find("version `") != std::string::npos && why.find("not found") != std::string::npos;
+}
+
 }  // namespace
+
+std::string misfit_of(const std::string& file) {
+  std::error_code error;
+  if (!fs::is_regular_file(file, error)) {
+    return "";
+  }
+  const auto read = find_elf_symbols(file, ElfTable::dynamic, {});
+  return read ? "" : read.error().message();
+}
+
+bool PluginSight::other_network() const {
+  return !network.empty() && strcasecmp(network.c_str(), own_plugin_name) != 0;
+}
 
 std::vector<std::string> plugin_folders(const std::string& folder) {
   std::vector<std::string> folders{folder};
@@ -130,6 +168,10 @@ std::string PluginSight::remedy() const {
   if (agree()) {
     return asks_for_none() ? fmt::format("export NCCL_NET_PLUGIN={}", own_plugin_name) : "";
   }
+  if (misfit) {
+    return "install the package of nccl-ha that was built for this system and its processor, and "
+           "let NCCL_NET_PLUGIN and LD_LIBRARY_PATH lead to it";
+  }
   if (!here) {
     return fmt::format("install nccl-ha, or set NCCL_NET_PLUGIN to the full path of {}",
                        own_plugin_file);
@@ -149,6 +191,7 @@ std::string PluginSight::remedy() const {
 PluginSight look_for_plugin(const GetEnv& get) {
   PluginSight sight;
   sight.asked = get("NCCL_NET_PLUGIN").value_or("");
+  sight.network = get("NCCL_NET").value_or("");
   sight.here = plugin_beside_program();
   // A list names several, in order of preference.
   const std::string name =
@@ -157,6 +200,14 @@ PluginSight look_for_plugin(const GetEnv& get) {
     sight.of_nccl = *found;
   } else {
     sight.why_not = found.error().what;
+    sight.misfit = needs_newer_library(sight.why_not);
+    for (const std::string& file : candidates_of(name, get)) {
+      if (const std::string why = misfit_of(file); !why.empty()) {
+        sight.misfit = true;
+        sight.why_not = why;
+        break;
+      }
+    }
   }
   if (sight.here) {
     sight.other_file = sight.of_nccl && !same_file(sight.of_nccl->file, sight.here->file);

@@ -35,15 +35,23 @@ std::vector<std::string> nccl_file_names(const std::string& name);
 /// folders.  Loads and unloads it; the error is the loader's.
 Result<FoundPlugin> plugin_of_loader(const std::string& name, const GetEnv& get);
 
+/// Why the loader leaves a file alone that is there: for another kind of processor, say; empty:
+/// its header is no reason.  The loader itself says of some that they do not exist.
+std::string misfit_of(const std::string& file);
+
 /// What this program and a job on this host would load.
 struct PluginSight {
   std::string asked;                   ///< NCCL_NET_PLUGIN; empty: not set
+  std::string network;                 ///< NCCL_NET; empty: not set
   std::optional<FoundPlugin> here;     ///< beside this program
   std::optional<FoundPlugin> of_nccl;  ///< by NCCL's rules: `asked`, or our own name
-  std::string why_not;                 ///< where of_nccl is empty: the loader's words
-  bool other_file = false;             ///< of_nccl is not the file that lies beside this program
-  bool system_folder = false;          ///< ldconfig looks into the folder of `here`
+  std::string why_not;         ///< where of_nccl is empty: the loader's words, or misfit_of()
+  bool misfit = false;         ///< the file is there, and made for another system
+  bool other_file = false;     ///< of_nccl is not the file that lies beside this program
+  bool system_folder = false;  ///< ldconfig looks into the folder of `here`
 
+  /// NCCL is told by NCCL_NET to use another network than the plugin's.
+  bool other_network() const;
   /// NCCL was told to use none, or told nothing.
   bool asks_for_none() const;
   /// With NCCL_NET_PLUGIN set NCCL loads the file beside this program, or there is none beside it.

@@ -17,6 +17,7 @@
 #include "runtime/fabric/verbs/device.h"
 #include "tools/commands.h"
 #include "tools/common/host_view.h"
+#include "tools/common/nccl_conf.h"
 #include "tools/common/output.h"
 #include "tools/common/plugin_search.h"
 #include "tools/common/refusal.h"
@@ -101,9 +102,22 @@ json device_json(const fabric::NetDevice& device, const RdmaView& rdma,
   return out;
 }
 
-json settings_json(const Config& config) {
+/// All settings, with the file where one of NCCL's set a variable.
+std::vector<SettingView> describe(const Config& config, const NcclConf& conf) {
+  std::vector<SettingView> views = nccl_ha::describe(config);
+  for (SettingView& view : views) {
+    const auto set = config.origins.find(view.field);
+    const std::string variable = set == config.origins.end() ? "" : set->second.variable;
+    if (const std::string file = conf.file_of(variable); !file.empty()) {
+      view.origin = variable == view.name ? file : fmt::format("{} ({})", file, variable);
+    }
+  }
+  return views;
+}
+
+json settings_json(const Config& config, const NcclConf& conf) {
   json settings = json::array();
-  for (const SettingView& view : describe(config)) {
+  for (const SettingView& view : describe(config, conf)) {
     settings.push_back({{"name", view.name},
                         {"value", view.value},
                         {"default", view.default_value},
@@ -115,9 +129,9 @@ json settings_json(const Config& config) {
   return settings;
 }
 
-void print_settings(const Config& config) {
+void print_settings(const Config& config, const NcclConf& conf) {
   fmt::print("{:<32} {:<12} {:<12} {}\n", "setting", "value", "default", "origin");
-  for (const SettingView& view : describe(config)) {
+  for (const SettingView& view : describe(config, conf)) {
     fmt::print("{:<32} {:<12} {:<12} {}\n", view.name, view.value.empty() ? "-" : view.value,
                view.default_value.empty() ? "-" : view.default_value, view.origin);
   }
@@ -211,16 +225,38 @@ void print_plugin(const PluginSight& plugin) {
   if (const std::string remedy = plugin.remedy(); !remedy.empty()) {
     fmt::print("    do: {}\n", remedy);
   }
+  if (plugin.other_network()) {
+    fmt::print("  NCCL_NET={}: NCCL uses that network and not this plugin\n", plugin.network);
+  }
+}
+
+/// What NCCL's files set beside settings of the plugin.
+void print_conf(const NcclConf& conf) {
+  if (!conf.variables.empty()) {
+    fmt::print("\nvariables from NCCL's files\n");
+  }
+  for (const ConfVariable& one : conf.variables) {
+    fmt::print("  {}={}  {}\n", one.name, one.value, one.file);
+  }
+}
+
+json conf_json(const NcclConf& conf) {
+  json variables = json::array();
+  for (const ConfVariable& one : conf.variables) {
+    variables.push_back({{"name", one.name}, {"value", one.value}, {"file", one.file}});
+  }
+  return variables;
 }
 
 json plugin_json(const PluginSight& plugin) {
   return {{"file", plugin.here ? plugin.here->file : ""},
           {"nccl_file", plugin.of_nccl ? plugin.of_nccl->file : ""},
           {"nccl_origin", plugin.of_nccl ? plugin.of_nccl->origin : ""},
+          {"nccl_net", plugin.network},
           {"remedy", plugin.remedy()}};
 }
 
-void show_host(const Config& config, bool as_json) {
+void show_host(const Config& config, const NcclConf& conf, bool as_json) {
   auto all = fabric::list_interfaces();
   if (!all) {
     refuse_info(all.error());
@@ -258,7 +294,8 @@ void show_host(const Config& config, bool as_json) {
                    {"interfaces", interface_list},
                    {"port_halves", port_halves_text(config, devices)},
                    {"rdma_notes", rdma->notes},
-                   {"settings", settings_json(config)},
+                   {"nccl_conf", conf_json(conf)},
+                   {"settings", settings_json(config, conf)},
                    {"kernel",
                     {{"rmem_max", kernel.rmem_max},
                      {"wmem_max", kernel.wmem_max},
@@ -286,8 +323,9 @@ void show_host(const Config& config, bool as_json) {
   }
   print_kernel(kernel, config);
   print_plugin(plugin);
+  print_conf(conf);
   fmt::print("\n");
-  print_settings(config);
+  print_settings(config, conf);
 }
 
 void run(const InfoOptions& options) {
@@ -295,7 +333,8 @@ void run(const InfoOptions& options) {
     fmt::print("{}", configuration_markdown());
     return;
   }
-  std::vector<std::string> warnings;
+  const NcclConf conf = take_nccl_conf();
+  std::vector<std::string> warnings = conf.problems;
   auto config = load_config(Environment{}, &warnings);
   for (const std::string& warning : warnings) {
     fmt::print(stderr, "nccl-ha info: warning: {}\n", warning);
@@ -313,13 +352,13 @@ void run(const InfoOptions& options) {
   }
   if (options.env_only) {
     if (options.as_json) {
-      print_document(document("info --env", {{"settings", settings_json(*config)}}));
+      print_document(document("info --env", {{"settings", settings_json(*config, conf)}}));
     } else {
-      print_settings(*config);
+      print_settings(*config, conf);
     }
     return;
   }
-  show_host(*config, options.as_json);
+  show_host(*config, conf, options.as_json);
 }
 
 }  // namespace

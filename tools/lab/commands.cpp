@@ -83,6 +83,7 @@ void ask(const LabOptions& options) {
   const KnownLab lab = refuse_request.need(running_lab(options.lab));
   const json answer = refuse_request.need(ask_lab(lab, to_json(options.request)));
   if (options.request.verb != Verb::show) {
+    fmt::print(stderr, "lab '{}': {}\n", lab.name, to_text(options.request));
     return;
   }
   if (options.as_json) {

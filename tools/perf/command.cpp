@@ -12,6 +12,7 @@
 #include "tools/commands.h"
 #include "tools/common/environment.h"
 #include "tools/common/nearest.h"
+#include "tools/common/output.h"
 #include "tools/common/refusal.h"
 #include "tools/common/remote_ranks.h"
 #include "tools/common/within.h"
@@ -149,6 +150,11 @@ void run(RawOptions& raw) {
     refuse_perf(fail(Errc::system,
                      "the loopback interface is down, and local ranks meet over it: ip link set lo "
                      "up"));
+  }
+  if (!launched || launched->rank == 0) {
+    for (const std::string& path : {options.json, options.plot, options.csv}) {
+      refuse_perf.need(can_be_written(path));
+    }
   }
   std::optional<Baseline> baseline;
   if (!options.baseline.empty()) {

@@ -13,6 +13,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,7 @@
 #include "runtime/streams/listening.h"
 #include "tools/agent/http_port.h"
 #include "tools/common/process.h"
+#include "tools/relay/ask_relay.h"
 #include "tools/relay/port_wait.h"
 #include "tools/relay/relay_keeper.h"
 #include "tools/relay/relay_view.h"
@@ -130,6 +132,15 @@ struct RelayParts {
   }
 };
 
+/// Who has the port, where that is a node of this host: its page says.
+Error of_another_node(const Config& config, const Error& error) {
+  const auto other = ask_relay(config.mesh_page);
+  return other
+             ? fail(Errc::invalid_usage, fmt::format("a relay node (pid {}) runs on this host: {}",
+                                                     other->value("pid", 0), error.message()))
+             : error;
+}
+
 Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& config, PortWait& ports,
                                                               RelayParts& parts) {
   relay::DiscoveryActor::Options options;
@@ -156,7 +167,7 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   auto links = ports.open([&] { return relay::LinkSockets::open(sockets, nullptr); },
                           [&] { return told_by_another(sockets.port); });
   if (!links) {
-    return links.error();
+    return links.error().sys == EADDRINUSE ? of_another_node(config, links.error()) : links.error();
   }
   options.links = std::move(*links);
   // The relay node tells when it listens.

@@ -43,6 +43,10 @@ struct TopOptions {
   uint16_t agent_port = 7470;
 };
 
+bool names_hosts(const TopOptions& options) {
+  return !options.hosts.empty() || !options.host_file.empty();
+}
+
 std::string directory_of(const Refusal& refuse) {
   std::vector<std::string> warnings;
   return refuse.need(load_config(Environment{}, &warnings)).counters_dir;
@@ -52,7 +56,7 @@ std::string directory_of(const Refusal& refuse) {
 void pause_for(double seconds) { poll(nullptr, 0, static_cast<int>(seconds * 1000)); }
 
 CounterReading reading_of(const TopOptions& options, const Refusal& refuse) {
-  if (!options.hosts.empty() || !options.host_file.empty()) {
+  if (names_hosts(options)) {
     std::vector<AgentPlace> agents;
     for (const NamedHost& host :
          refuse.need(named_hosts(options.hosts, options.host_file, process_environment(), 1))) {
@@ -63,8 +67,9 @@ CounterReading reading_of(const TopOptions& options, const Refusal& refuse) {
   return refuse.need(read_all_counters(directory_of(refuse), options.pids));
 }
 
-/// Says which processes are left out; with nothing else to show it ends with status 2.
-void complain(const CounterReading& reading) {
+/// Says which processes are left out; with nothing else to show it ends with status 2, and where a
+/// host that was named is left out with 1.
+void complain(const CounterReading& reading, bool named) {
   flush_output();
   for (const std::string& file : reading.unreadable) {
     fmt::print(stderr, "nccl-ha stat: left out {}\n", file);
@@ -72,13 +77,16 @@ void complain(const CounterReading& reading) {
   if (reading.files.empty() && !reading.unreadable.empty()) {
     throw CLI::RuntimeError(2);
   }
+  if (named && !reading.unreadable.empty()) {
+    throw CLI::RuntimeError(1);
+  }
 }
 
 void show_stat(const TopOptions& options) {
   const CounterReading before = reading_of(options, refuse_stat);
   if (options.prometheus) {
     fmt::print("{}", stat_prometheus(before));
-    complain(before);
+    complain(before, names_hosts(options));
     return;
   }
   pause_for(options.interval_s);
@@ -99,7 +107,7 @@ void show_stat(const TopOptions& options) {
       fmt::print("  {}\n", wrong);
     }
   }
-  complain(now);
+  complain(now, names_hosts(options));
   if (!sums.wrong.empty()) {
     throw CLI::RuntimeError(1);
   }

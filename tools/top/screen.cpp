@@ -27,6 +27,28 @@ std::string amount(double bytes) {
 
 std::string percent(double part) { return part < 0 ? "" : fmt::format("{:.0f}%", 100 * part); }
 
+/// Less of a name says too little.
+constexpr size_t name_least = 16;
+
+struct TableColumn {
+  const char* title;
+  size_t width;
+  int goes_first;  ///< the largest is left out first
+  std::string (*text)(const CounterRow& row);
+};
+constexpr TableColumn table_columns[] = {
+    {"sent", 8, 8, [](const CounterRow& row) { return amount(static_cast<double>(row.sent)); }},
+    {"received", 8, 7,
+     [](const CounterRow& row) { return amount(static_cast<double>(row.received)); }},
+    {"sent/s", 8, 2, [](const CounterRow& row) { return amount(row.sent_rate); }},
+    {"recv/s", 8, 1, [](const CounterRow& row) { return amount(row.received_rate); }},
+    {"open", 5, 5, [](const CounterRow& row) { return std::to_string(row.open); }},
+    {"again", 7, 6, [](const CounterRow& row) { return std::to_string(row.again); }},
+    {"again/s", 7, 9, [](const CounterRow& row) { return amount(row.again_rate); }},
+    {"share", 6, 3, [](const CounterRow& row) { return percent(row.share); }},
+    {"idle", 5, 4, [](const CounterRow& row) { return percent(row.idle); }},
+};
+
 void write_all(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
@@ -35,23 +57,41 @@ void write_all(const std::string& text) {
 }  // namespace
 
 std::vector<std::string> table_lines(const std::vector<CounterRow>& rows, size_t columns) {
-  constexpr size_t numbers = 82;  // all columns but the name
-  const size_t name_width = std::max<size_t>(24, columns > numbers ? columns - numbers : 0);
-  std::vector<std::string> lines;
-  lines.push_back(fmt::format("{:<{}} {:>8} {:>8} {:>8} {:>8} {:>5} {:>7} {:>6} {:>6} {:>5} {}", "",
-                              name_width, "sent", "received", "sent/s", "recv/s", "open", "again",
-                              "again/s", "share", "idle", "state"));
+  const auto indented = [](const CounterRow& row) {
+    return std::string(2 * row.depth, ' ') + row.name;
+  };
+  size_t name_width = name_least;
+  size_t state_width = 5;
   for (const CounterRow& row : rows) {
-    const std::string name = std::string(2 * row.depth, ' ') + row.name;
-    lines.push_back(
-        fmt::format("{:<{}} {:>8} {:>8} {:>8} {:>8} {:>5} {:>7} {:>6} {:>6} {:>5} {}",
-                    name.substr(0, name_width), name_width, amount(static_cast<double>(row.sent)),
-                    amount(static_cast<double>(row.received)), amount(row.sent_rate),
-                    amount(row.received_rate), row.open, row.again, amount(row.again_rate),
-                    percent(row.share), percent(row.idle), row.state));
+    name_width = std::max(name_width, indented(row).size());
+    state_width = std::max(state_width, row.state.size());
   }
-  for (std::string& line : lines) {
-    line = line.substr(0, columns);
+  // What matters least goes first where the terminal is narrow; names are cut, states are not.
+  std::vector<const TableColumn*> shown;
+  size_t taken = 1 + state_width;
+  for (const TableColumn& column : table_columns) {
+    shown.push_back(&column);
+    taken += 1 + column.width;
+  }
+  while (!shown.empty() && taken + name_least > columns) {
+    const auto least = std::max_element(
+        shown.begin(), shown.end(),
+        [](const auto* a, const auto* b) { return a->goes_first < b->goes_first; });
+    taken -= 1 + (*least)->width;
+    shown.erase(least);
+  }
+  name_width = std::min(name_width, std::max(name_least, columns - std::min(columns, taken)));
+  std::vector<std::string> lines;
+  const auto put = [&](const std::string& name, const std::string& state, auto&& text_of) {
+    std::string line = fmt::format("{:<{}}", name.substr(0, name_width), name_width);
+    for (const TableColumn* column : shown) {
+      line += fmt::format(" {:>{}}", text_of(*column), column->width);
+    }
+    lines.push_back((line + " " + state).substr(0, columns));
+  };
+  put("", "state", [](const TableColumn& column) { return std::string(column.title); });
+  for (const CounterRow& row : rows) {
+    put(indented(row), row.state, [&](const TableColumn& column) { return column.text(row); });
   }
   return lines;
 }

@@ -10,7 +10,8 @@
 
 namespace nccl_ha::tools {
 
-/// Lines of at most `columns` characters.
+/// Lines of at most `columns` characters.  Where these are few, totals and the like are left out,
+/// so that rates, share, idle and state are seen.
 std::vector<std::string> table_lines(const std::vector<CounterRow>& rows, size_t columns);
 /// One line on the sums.
 std::string sums_line(const SumCheck& sums);

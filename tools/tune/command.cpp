@@ -14,6 +14,7 @@
 #include "runtime/base/whole_file.h"
 #include "tools/commands.h"
 #include "tools/common/chart.h"
+#include "tools/common/output.h"
 #include "tools/common/refusal.h"
 #include "tools/common/remote_ranks.h"
 #include "tools/tune/measure.h"
@@ -77,6 +78,9 @@ class Tuner {
   }
 
   void run() {
+    for (const std::string& path : {options_.state, options_.plot}) {
+      refuse_tune.need(can_be_written(path));
+    }
     interrupted_text =
         fmt::format("{}nccl-ha tune: interrupted; the same command goes on from what is in {}\n",
                     isatty(STDERR_FILENO) != 0 ? "\r\033[K" : "", options_.state);
@@ -135,9 +139,12 @@ class Tuner {
       return;
     }
     const RatioEstimate estimate = estimate_ratio(trial.ratios);
-    fmt::print("{:<20} {:<44} {:>8.3f} {:>7.3f}  {:.3f} to {:.3f}, {} rounds{}\n", trial.axis,
-               environment_text(trial.candidate), trial.busbw_gbps, estimate.mean, estimate.low,
-               estimate.high, estimate.rounds,
+    fmt::print("{:<20} {:<44} {:>8.3f} {:>7.3f}  {}, {} rounds{}\n", trial.axis,
+               environment_text(trial.candidate), trial.busbw_gbps, estimate.mean,
+               estimate.rounds < rounds_least
+                   ? fmt::format("from {} rounds on", rounds_least)
+                   : fmt::format("{:.3f} to {:.3f}", estimate.low, estimate.high),
+               estimate.rounds,
                estimate.faster()   ? ": faster"
                : estimate.slower() ? ": slower"
                                    : "");
@@ -206,8 +213,10 @@ class Tuner {
       if (trials_[i].failure.empty()) {
         const auto x = static_cast<double>(i + 1);
         mean.points.emplace_back(x, estimate.mean);
-        low.points.emplace_back(x, estimate.low);
-        high.points.emplace_back(x, estimate.high);
+        if (estimate.rounds >= rounds_least) {
+          low.points.emplace_back(x, estimate.low);
+          high.points.emplace_back(x, estimate.high);
+        }
         if (i == 0 || trials_[i].axis != trials_[i - 1].axis) {
           chart.marks.push_back({x, trials_[i].axis});
         }

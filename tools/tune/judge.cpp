@@ -36,7 +36,7 @@ RatioEstimate estimate_ratio(const std::vector<double>& ratios) {
   const double mean = sum / count;
   estimate.mean = std::exp(mean);
   estimate.high = std::numeric_limits<double>::infinity();
-  if (logs.size() < 2) {
+  if (logs.size() < rounds_least) {
     return estimate;
   }
   double squares = 0;

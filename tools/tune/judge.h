@@ -18,7 +18,12 @@ struct RatioEstimate {
   bool slower() const { return rounds > 1 && high < 1; }
 };
 
-/// By Student's t for the logarithms of the ratios; with less than two of them nothing is sure.
+/// With fewer nothing is sure: of two ratios the interval would reach over all that can be
+/// measured.
+inline constexpr size_t rounds_least = 3;
+
+/// By Student's t for the logarithms of the ratios; with less than rounds_least of them the
+/// interval is from 0 to infinity.
 RatioEstimate estimate_ratio(const std::vector<double>& ratios);
 
 /// The two-sided 95% quantile of Student's t.
