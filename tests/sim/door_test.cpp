@@ -26,7 +26,6 @@ using rig::SimPair;
 using rig::SimPlugin;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Table = SimPlugin::Table;
 
 /// The first that a peer has said, and whether it has ended the stream since.
 struct FirstHeard {
@@ -159,13 +158,13 @@ class SimDoor : public testing::Test {
   }
   ~SimDoor() override {
     for (void* comm : listens_) {
-      EXPECT_EQ(plugin_->call(&Table::close_listen, comm), NcclResult::success);
+      EXPECT_EQ(plugin_->call(&SimPlugin::Table::close_listen, comm), NcclResult::success);
     }
   }
   plugin::Handle listen() {
     std::array<std::byte, plugin::handle_bytes> handle{};
     void* comm = nullptr;
-    EXPECT_EQ(plugin_->call(&Table::listen, plugin_->context(), 0, handle.data(), &comm),
+    EXPECT_EQ(plugin_->call(&SimPlugin::Table::listen, plugin_->context(), 0, handle.data(), &comm),
               NcclResult::success);
     listens_.push_back(comm);
     pass(milliseconds(1));  // its actor begins
@@ -177,7 +176,7 @@ class SimDoor : public testing::Test {
   /// The oldest, say.
   void close_listen(size_t which = 0) {
     const auto one = listens_.begin() + static_cast<ptrdiff_t>(which);
-    EXPECT_EQ(plugin_->call(&Table::close_listen, *one), NcclResult::success);
+    EXPECT_EQ(plugin_->call(&SimPlugin::Table::close_listen, *one), NcclResult::success);
     listens_.erase(one);
     pass(milliseconds(1));
   }

@@ -11,8 +11,8 @@ using std::chrono::seconds;
 
 class NetworkEstimateTest : public testing::Test {
  protected:
-  void grow(uint32_t rounds, Duration rtt = microseconds(100)) {
-    for (uint32_t i = 0; i < rounds; ++i) {
+  void grow(uint32_t round_trips, Duration rtt = microseconds(100)) {
+    for (uint32_t i = 0; i < round_trips; ++i) {
       now_ += rtt;
       network_.on_ack(now_, network_.window(), rtt, true);
     }
