@@ -360,7 +360,7 @@ TEST_F(SimTwoDoors, ListensAreSpreadOverThemAndTheirConnectionsLiveThere) {
   visit(second, encode(hello_for(second, own_versions)));
   ASSERT_TRUE(hears(ControlType::welcome));
   EXPECT_EQ(actors_of(0), before[0]);
-  EXPECT_EQ(actors_of(1), before[1] + 1);
+  EXPECT_GT(actors_of(1), before[1]);
 }
 
 }  // namespace

@@ -341,7 +341,7 @@ TEST(DeviceDeath, AHungDeviceHasNoTimeAfterWhichItIsBelievedWhereThePeersHangsTo
   pass(pair, milliseconds(10));
   const Duration gone = seconds(4);
   const Death death{.hangs = true, .gone_after = gone};
-  const Instant dies = pair.world().now() + microseconds(300);
+  const Instant dies = pair.world().now() + microseconds(310);  // when data is under way
   pair.world().network().stop_at(dies);
   rig::TransferPlan plan;
   plan.seed = 3;

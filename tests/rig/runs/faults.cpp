@@ -75,7 +75,7 @@ PathFaults::PathFaults(Stage& stage)
 void PathFaults::step() {
   FaultSource::step();
   // Few moments of a run are like that, most of them when all messages may be under way.
-  if (for_half_posted_ != 0 && begins_half() && pairs_.chance(0.5)) {
+  if (for_half_posted_ != 0 && begins_half()) {
     --for_half_posted_;
     ++stage_.totals().faults_at_half;
     const size_t link = pairs_.below(stage_.links().size());

@@ -210,12 +210,17 @@ int open_by(const char* name, const char* path, int flags, Rest... rest) {
              : descriptor(answer);
 }
 
-ssize_t read_by(const char* name, int fd, void* out, size_t bytes, off64_t offset) {
+using Read = ssize_t (*)(int, void*, size_t, off64_t);
+/// Looked up once: whoever unloads a library holds the lock that dlsym() waits for.
+const Read next_pread = next<Read>("pread");
+const Read next_pread64 = next<Read>("pread64");
+
+ssize_t read_by(Read read, int fd, void* out, size_t bytes, off64_t offset) {
   if (attributes().gone(fd)) {
     errno = ENODEV;
     return -1;
   }
-  return next<ssize_t (*)(int, void*, size_t, off64_t)>(name)(fd, out, bytes, offset);
+  return read(fd, out, bytes, offset);
 }
 
 FILE* stream_by(const char* name, const char* path, const char* mode) {
@@ -252,11 +257,11 @@ int open64(const char* path, int flags, ...) {
 }
 
 ssize_t pread(int fd, void* out, size_t bytes, off_t offset) {
-  return read_by("pread", fd, out, bytes, offset);
+  return read_by(next_pread, fd, out, bytes, offset);
 }
 
 ssize_t pread64(int fd, void* out, size_t bytes, off64_t offset) {
-  return read_by("pread64", fd, out, bytes, offset);
+  return read_by(next_pread64, fd, out, bytes, offset);
 }
 
 FILE* fopen(const char* path, const char* mode) { return stream_by("fopen", path, mode); }
