@@ -19,6 +19,7 @@
 namespace nccl_ha {
 namespace {
 
+/// Beside the peers that listens wait for, which may take as long as their NICs do for a hello.
 constexpr size_t waiting_max = 256;
 constexpr Duration hello_grace = std::chrono::milliseconds(100);
 
@@ -69,6 +70,12 @@ class Door::Porter final : public Actor, private AcceptorOwner, private StreamOw
   /// Connections that linger may still be asked for.
   void stop() override { door_->end_listens(nullptr); }
   bool lingers() const override { return !door_->members_.empty(); }
+  void on_no_memory() override {
+    if (context_ != nullptr && !acceptor_) {
+      begin_in_vain();
+    }
+  }
+  bool can_accept() const { return acceptor_ != nullptr; }
   void close() {
     acceptor_.reset();
     waiting_.clear();
@@ -94,6 +101,7 @@ class Door::Porter final : public Actor, private AcceptorOwner, private StreamOw
   void on_stream_open(Stream& stream) override { (void)stream; }
   void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
   void on_stream_closed(Stream& stream, const Error& error) override;
+  void begin_in_vain();
   void on_first(Waiting caller, const ControlReader::Message& message);
   void on_hello(Waiting caller, const Hello& hello);
   std::vector<Waiting>::iterator find(const Stream& stream) {
@@ -106,7 +114,7 @@ class Door::Porter final : public Actor, private AcceptorOwner, private StreamOw
   int fd_;  ///< until it has begun
   Context* context_ = nullptr;
   std::unique_ptr<Acceptor> acceptor_;
-  Error failure_{};               ///< why there is none
+  Error failure_ = fail(Errc::no_memory, "out of memory for a door");  ///< why there is none
   std::vector<Waiting> waiting_;  ///< unauthenticated peers, who came first first
   Timer timer_;
 };
@@ -162,6 +170,9 @@ std::optional<Secret> Door::enter(Member* member) {
                          opened.error().message());
     return std::nullopt;
   }
+  if (porter_ != nullptr && !porter_->can_accept()) {
+    return std::nullopt;  // which it has said
+  }
   Secret token;
   do {
     token = context_.secrets().draw();
@@ -175,6 +186,11 @@ void Door::leave(Secret token) {
 }
 
 size_t Door::waiting() const { return porter_ == nullptr ? 0 : porter_->waiting(); }
+
+size_t Door::expected() {
+  const std::lock_guard lock(mutex_);
+  return listens_.size();
+}
 
 std::optional<Door::Listen> Door::find(uint64_t nonce) {
   const std::lock_guard lock(mutex_);
@@ -216,9 +232,13 @@ void Door::Porter::start(Context& context) {
   }
   NHA_LOG_WARN_LIMITED("door: nobody can come in: {}", acceptor.error().message());
   failure_ = acceptor.error();
+  begin_in_vain();
+}
+
+void Door::Porter::begin_in_vain() {
   Message look{};
   look.to = id();
-  context.send_self(look);
+  context_->send_self(look);
 }
 
 void Door::Porter::on_accept(int fd) {
@@ -228,7 +248,7 @@ void Door::Porter::on_accept(int fd) {
     return;
   }
   const Origin origin = Origin::of((*stream)->peer_address());
-  if (waiting_.size() >= waiting_max) {
+  if (waiting_.size() >= waiting_max + door_->expected()) {
     const auto out = waiting_.begin() + static_cast<ptrdiff_t>(who_gives_way(waiting_, origin));
     reject(*out->stream, "others wait for its place");
     waiting_.erase(out);
@@ -300,18 +320,21 @@ void Door::Porter::on_hello(Waiting caller, const Hello& hello) {
   const fabric::RailDevices devices =
       local ? listen->ports.of_stream(listen->provider, listen->devices, *local) : listen->devices;
   const size_t worker = context_->worker_index();
-  listen->engine.add_load(worker, 1.0);
-  auto made = context_->add_actor(
+  auto connection =
       make_receive_connection(listen->provider, listen->engine, worker, devices, listen->channel,
-                              {std::move(caller.stream), std::move(caller.reader), hello}));
+                              {std::move(caller.stream), std::move(caller.reader), hello});
+  listen->engine.add_load(worker, 1.0);  // the connection gives it back
+  auto made = context_->add_actor(std::move(connection));
   if (!made) {
     listen->channel->fail(made.error());
   }
 }
 
 void Door::Porter::on_stream_closed(Stream& stream, const Error& error) {
-  (void)error;
   if (const auto one = find(stream); one != waiting_.end()) {
+    if (error.code != Errc::closed && error.sys == 0) {
+      reject(stream, error.message());  // it does not show a key
+    }
     waiting_.erase(one);
   }
 }

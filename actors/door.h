@@ -63,7 +63,7 @@ class Door final : public std::enable_shared_from_this<Door> {
   void remove(uint64_t nonce);
 
   // The worker's.
-  /// The token by which the peer names the member; nullopt (logged): the door cannot be opened.
+  /// The token by which the peer names the member; nullopt (logged): nobody can come in.
   std::optional<Secret> enter(Member* member);
   void leave(Secret token);
   uint16_t port() const { return port_; }  ///< for members
@@ -77,6 +77,7 @@ class Door final : public std::enable_shared_from_this<Door> {
   template <class Make>
   Result<uint16_t> open(Make&& make);
   std::optional<Listen> find(uint64_t nonce);
+  size_t expected();  ///< listens, each of which a peer comes for
   void close_if_unused();
   void end_listens(const Error* why);
 

@@ -215,6 +215,7 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
       std::make_shared<SendEndpoint>(process.next_domain(), attachment, worker, **engine, rails);
   auto address = worker.open_address(comm_credits);
   if (!address) {
+    (*engine)->add_load(index, -1.0);
     process.close();
     return report(address.error());
   }

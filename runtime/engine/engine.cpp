@@ -183,7 +183,10 @@ Engine::~Engine() {
     thread.join();
   }
   for (auto& slot : slots_) {
-    hold(*slot);  // a caller may be in the middle of a turn
+    if (!hold_within(*slot, stop_limit)) {
+      static_cast<void>(slot.release());  // whoever has it still uses it
+      continue;
+    }
     // What was told to be done is not given up before a peer to which nothing leads is.
     slot->worker->stop(stop_limit, std::chrono::milliseconds(config_.retry_budget_ms));
   }

@@ -240,6 +240,7 @@ class Engine {
   bool try_a_turn(WorkerSlot& slot);
   /// Of a thread, without a caller that helps: for what must not be missed.
   void hold(WorkerSlot& slot);
+  bool hold_within(WorkerSlot& slot, Duration limit);
   void assist(WorkerSlot& slot);
   Duration thread_cpu_time() const;
   uint64_t ticks() const;
@@ -307,13 +308,12 @@ inline bool Engine::try_acquire(WorkerSlot& slot) {
 inline void Engine::release(WorkerSlot& slot) {
   // What this turn left to do later (an acknowledgement, a timeout) may come before the deadline
   // that a sleeping thread knows of.  One that falls asleep from here on looks at the worker
-  // before, and stays awake where it finds it held.  Asked first, as the engine may end when it is
-  // not held any more.
-  const bool sleeps = slot.sleeper->sleeping.load(std::memory_order_relaxed) != 0;
-  slot.busy.store(false, std::memory_order_release);
-  if (sleeps) [[unlikely]] {
+  // before, and stays awake where it finds it held, as one does that is woken here.  The engine may
+  // end when it is not held any more.
+  if (slot.sleeper->sleeping.load(std::memory_order_relaxed) != 0) [[unlikely]] {
     wake_sleeper(slot);
   }
+  slot.busy.store(false, std::memory_order_release);
 }
 
 inline bool Engine::turn(WorkerSlot& slot, Caller& caller) {

@@ -43,6 +43,20 @@ void Engine::hold(WorkerSlot& slot) {
   slot.worker->bind_to_this_thread();
 }
 
+/// A caller may be in the middle of a turn; or this very thread, which a signal's handler has taken
+/// out of its turn and which is to end the process.
+bool Engine::hold_within(WorkerSlot& slot, Duration limit) {
+  const Instant until = clock_.now() + limit;
+  while (slot.busy.exchange(true, std::memory_order_acquire)) {
+    if (clock_.now() >= until) {
+      return false;
+    }
+    sched_yield();
+  }
+  slot.worker->bind_to_this_thread();
+  return true;
+}
+
 /// Called with the worker held, which it gives back.
 bool Engine::park(WorkerSlot& slot) {
   Worker& worker = *slot.worker;

@@ -327,6 +327,20 @@ TEST_F(SimDoor, ListensShareADoorWhichClosesWithTheLast) {
   EXPECT_NE(listen().port, second.port);
 }
 
+/// As each is waited for by a listen, and its NIC may take long for what its hello says.
+TEST_F(SimDoor, SoManyWaitAsThereAreListensBesideThoseThatNobodyKnows) {
+  constexpr size_t peers = 300;
+  std::vector<plugin::Handle> handles;
+  for (size_t i = 0; i < peers; ++i) {
+    handles.push_back(listen());
+  }
+  for (const plugin::Handle& handle : handles) {
+    visit(handle, encode(hello_for(handle, own_versions)), milliseconds(500));
+  }
+  pass(milliseconds(100));
+  EXPECT_EQ(door().waiting(), peers);
+}
+
 Config two_workers() {
   Config config;
   config.progress_threads = 2;

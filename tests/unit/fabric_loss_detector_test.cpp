@@ -46,6 +46,15 @@ TEST(LossDetector, EachThatWasLateLetsOneMoreOvertake) {
   EXPECT_TRUE(losses.lost(Channel::data, last)) << "bounded";
 }
 
+TEST(LossDetector, ATimeoutForgetsThatTheNetworkReorders) {
+  LossDetector losses;
+  losses.on_late();
+  losses.on_timeout();
+  const uint64_t first = losses.on_sent(Channel::data);
+  losses.on_arrived(Channel::data, first + LossDetector::reorder_threshold);
+  EXPECT_TRUE(losses.lost(Channel::data, first));
+}
+
 TEST(LossDetector, DuplicatesAreCountedBetweenAcknowledgements) {
   LossDetector losses;
   EXPECT_FALSE(losses.on_duplicate());

@@ -53,6 +53,13 @@ TEST_F(NetworkEstimateTest, AWayThatHasBecomeLongerIsBelieved) {
   EXPECT_EQ(network_.window(), 256U);
 }
 
+TEST_F(NetworkEstimateTest, SilenceDoesNotMakeAWayLonger) {
+  grow(20);
+  now_ += seconds(60);
+  grow(1, milliseconds(50));
+  EXPECT_EQ(network_.least(), microseconds(100));
+}
+
 TEST_F(NetworkEstimateTest, AQueueThatComesAndGoesIsNotTakenForTheWay) {
   grow(20);
   for (int i = 0; i < 3000; ++i) {  // 36 s

@@ -3,19 +3,16 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
 #include <future>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <utility>
-#include <vector>
 
 #include "relay/discovery_actor.h"
 #include "relay/link_sockets.h"
@@ -35,6 +32,7 @@
 #include "tools/common/process.h"
 #include "tools/relay/ask_relay.h"
 #include "tools/relay/port_wait.h"
+#include "tools/relay/rdma_devices.h"
 #include "tools/relay/relay_keeper.h"
 #include "tools/relay/relay_view.h"
 
@@ -66,34 +64,23 @@ Result<Fd> relay_signals() {
   return fd;
 }
 
-/// The first word that the node is to end; later ones change nothing.
+/// The word that the node is to end.  Any thread.
 class Ending {
  public:
   enum class How : uint8_t { for_good, to_begin_anew };
   void tell(How how) {
-    std::call_once(once_, [&] { told_.set_value(how); });
+    for_good_ = for_good_ || how == How::for_good;
+    std::call_once(once_, [&] { told_.set_value(); });
   }
-  How wait() { return told_.get_future().get(); }
+  void wait() { told_.get_future().get(); }
+  /// Whatever was told first: a signal may come while a node ends that is to begin anew.
+  How how() const { return for_good_ ? How::for_good : How::to_begin_anew; }
 
  private:
   std::once_flag once_;
-  std::promise<How> told_;
+  std::promise<void> told_;
+  std::atomic<bool> for_good_{false};
 };
-
-/// By name and number: a device that has gone and come back has another one.
-using RdmaDevices = std::vector<std::pair<std::string, ino_t>>;
-RdmaDevices rdma_devices() {
-  RdmaDevices devices;
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none)) {
-    struct stat about {};
-    if (lstat(entry.path().c_str(), &about) == 0) {
-      devices.emplace_back(entry.path().filename(), about.st_ino);
-    }
-  }
-  std::ranges::sort(devices);
-  return devices;
-}
 
 /// Who makes a view complete when the worker is there.
 class ViewBegins final : public Actor {
@@ -120,11 +107,11 @@ struct RelayParts {
   std::shared_ptr<relay::JobKeys> job;  ///< without a key of the cluster: what jobs here lend
   RelayView view;
   uint32_t incarnation = static_cast<uint32_t>(kernel_secrets().draw().told() | 1);
-  RdmaDevices devices = rdma_devices();
+  RdmaDevices devices{"/sys/class/infiniband"};
   Ending ending;
   /// A node that has them has cables too, so that it can begin.
-  bool outdated(const std::string& ifname) const {
-    if ((view.node != nullptr && !view.node->sessions().empty()) || rdma_devices() == devices) {
+  bool outdated(const std::string& ifname) {
+    if (!devices.changed() || (view.node != nullptr && !view.node->sessions().empty())) {
       return false;
     }
     const auto cables = relay::list_mesh_interfaces(ifname);
@@ -321,10 +308,10 @@ Result<Ending::How> run_node(const Config& config) {
              parts.key ? ", for hosts with the cluster's key" : "",
              config.mesh_page.empty() ? "" : ", its page is at http://" + config.mesh_page + "/");
   std::fflush(stdout);
-  const Ending::How how = parts.ending.wait();
+  parts.ending.wait();
   // The engine's end says goodbye to neighbours and ends of paths.
   engine->reset();
-  return how;
+  return parts.ending.how();
 }
 
 }  // namespace

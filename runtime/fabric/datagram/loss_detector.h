@@ -14,7 +14,8 @@ class LossDetector {
   /// A later transmission on the same channel that arrived and is this many younger means that a
   /// segment is lost, not late; so do this many duplicate acknowledgements (RFC 6675's DupThresh).
   static constexpr uint64_t reorder_threshold = 3;
-  /// On networks that reorder more, up to this many: each segment that was late after all adds one.
+  /// On networks that reorder more, up to this many: each segment that was late after all adds one,
+  /// until a timeout.
   static constexpr uint64_t reorder_max = 64;
 
   /// The number of a transmission that leaves now.
@@ -26,6 +27,8 @@ class LossDetector {
   bool lost(Channel channel, uint64_t order) const {
     return order + reordered_ <= arrived_[static_cast<size_t>(channel)];
   }
+  /// Nothing came for a whole timeout: waiting for so many later ones has found no loss.
+  void on_timeout() { reordered_ = reorder_threshold; }
   /// What had counted as lost was late.
   void on_late() { reordered_ = std::min(reordered_ + 1, reorder_max); }
 

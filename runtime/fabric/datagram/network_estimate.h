@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <utility>
 
 #include "runtime/base/clock.h"
 #include "runtime/fabric/datagram/congestion.h"
@@ -67,9 +68,10 @@ class NetworkEstimate {
 
   /// Where not one round trip of least_for comes within the target, the window has long been down
   /// to its initial few segments, and the least of these round trips is that of the way itself.  A
-  /// queue that stands there comes and goes about the target.
+  /// queue that stands there comes and goes about the target.  Silence shows nothing.
   void look_at_least(Instant now, Duration sample) {
-    if (sample <= rtt_.min_rtt() + target_delay_ || near_at_ == Instant{}) {
+    const bool was_idle = now - std::exchange(sampled_at_, now) >= least_for / 10;
+    if (sample <= rtt_.min_rtt() + target_delay_ || near_at_ == Instant{} || was_idle) {
       near_at_ = now;
       least_of_late_ = Duration::max();
       return;
@@ -86,7 +88,8 @@ class NetworkEstimate {
   Duration target_delay_;
   CongestionControl congestion_;
   Instant last_timeout_{};
-  Instant near_at_{};  ///< the last round trip within the target
+  Instant near_at_{};     ///< the last round trip within the target
+  Instant sampled_at_{};  ///< the last one
   Duration least_of_late_ = Duration::max();
 };
 

@@ -271,6 +271,7 @@ void DatagramPath::on_evicted(Segment& segment) {
     return;
   }
   network_.on_timeout(env_.now);
+  outgoing_.on_timeout();
   queue_resend(segment);
 }
 

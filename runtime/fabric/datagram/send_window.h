@@ -128,6 +128,7 @@ class SendWindow {
   uint64_t count_open() const;
   /// What does not hold.
   std::optional<std::string> self_check() const;
+  void on_timeout() { losses_.on_timeout(); }
 
  private:
   void leave_flight(Segment& segment, Instant now) {
@@ -145,7 +146,7 @@ class SendWindow {
       leave_flight(segment, now);
     }
     if (now < segment.late_until) {
-      losses_.on_late();  // `order` is of a transmission that is still under way
+      losses_.on_late();  // `order` is of a transmission that is under way, or still waits
     } else {
       losses_.on_arrived(segment.channel, segment.order);
     }
