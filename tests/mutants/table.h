@@ -266,8 +266,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(no_route_clock_kept,
                 "RouteRounds.WithoutARouteForLongIsCountedFromWhenTheNetworkLastWasThere"),
     NHA_CHECKED(standstill_counted, "Fabrics/SuspendedJob.WithoutAPathGoesOnWhenBothAreBack/rdma"),
-    NHA_CHECKED(late_timer_believed,
-                "Fabrics/SuspendedJob.WhileItConnectsGoesOnWhenBothAreBack/rdma"),
+    NHA_CHECKED(late_timer_believed, "RunLimit.ATimerThatComesLateGivesAsMuchTimeAgainOnce"),
     NHA_CHECKED(late_ack_sampled,
                 "BackedOffPortPair.AnAcknowledgementThatComesOnceMoreLaterIsNoRoundTrip"),
     NHA_CHECKED(rejection_kept, "Sides/RefusedFallback.TheNextCandidateTakesOver/0"),
@@ -479,7 +478,7 @@ inline constexpr Planted all_planted[] = {
     // What simulated runs met too seldom.
     NHA_FOUND(record_counts_chunk, By::paths, 8),
     NHA_FOUND(half_of_any_lane, By::devices, 60),
-    NHA_FOUND(half_posted_moves, By::volume, 120),
+    NHA_FOUND(half_posted_moves, By::volume, 200),
     NHA_FOUND(report_for_all_down, By::volume, 40),
     NHA_FOUND(reopen_armed_once, By::volume, 6),
     NHA_FOUND(redial_armed_once, By::streams, 66),

@@ -404,14 +404,14 @@ void cut_rail(SimPair& pair, size_t rail, bool there, bool back) {
 /// those that it has let go are read before the one that it uses.
 TEST(SimHandshake, AReceiverThatStandsStillMayHearOfStreamsThatWereLetGo) {
   const SimCables cables{.rails = 2, .rdma = true};
-  SimPair undisturbed(52, {}, {}, cables);
+  SimPair undisturbed(53, {}, {}, cables);
   ASSERT_TRUE(undisturbed.connect()) << undisturbed.error();
   const Duration takes = undisturbed.world().now() - Instant(seconds(1));
   uint64_t anew = 0;
   const auto points = static_cast<int>(sim_alike(30));
   for (int point = 1; point <= points; ++point) {
     SCOPED_TRACE(fmt::format("at point {}", point));
-    SimPair pair(52, {}, {}, cables);
+    SimPair pair(53, {}, {}, cables);
     const Instant at = pair.world().now() + takes * point / points;
     const Instant heals_at = at + milliseconds(1870);
     bool stands = false;
