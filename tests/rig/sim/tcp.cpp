@@ -339,7 +339,7 @@ void Tcp::keep_alive(const TcpEndPtr& end) {
     reset(end);
     return;
   }
-  if (there == Way::open) {
+  if (there == Way::open && other) {  // gone: its host's answer does not come
     other->heard = now;
     if (answers_come(*end)) {
       end->heard = now;
