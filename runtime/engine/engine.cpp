@@ -183,8 +183,8 @@ Engine::~Engine() {
     thread.join();
   }
   for (auto& slot : slots_) {
-    if (!hold_within(*slot, stop_limit)) {
-      static_cast<void>(slot.release());  // whoever has it still uses it
+    if (!hold_unless_own(*slot)) {
+      static_cast<void>(slot.release());  // the turn below does not go on
       continue;
     }
     // What was told to be done is not given up before a peer to which nothing leads is.

@@ -240,7 +240,7 @@ class Engine {
   bool try_a_turn(WorkerSlot& slot);
   /// Of a thread, without a caller that helps: for what must not be missed.
   void hold(WorkerSlot& slot);
-  bool hold_within(WorkerSlot& slot, Duration limit);
+  bool hold_unless_own(WorkerSlot& slot);
   void assist(WorkerSlot& slot);
   Duration thread_cpu_time() const;
   uint64_t ticks() const;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/base/data_turn.h"
 #include "runtime/base/log.h"
 #include "runtime/base/own_thread.h"
 #include "runtime/engine/engine.h"
@@ -43,12 +44,11 @@ void Engine::hold(WorkerSlot& slot) {
   slot.worker->bind_to_this_thread();
 }
 
-/// A caller may be in the middle of a turn; or this very thread, which a signal's handler has taken
-/// out of its turn and which is to end the process.
-bool Engine::hold_within(WorkerSlot& slot, Duration limit) {
-  const Instant until = clock_.now() + limit;
+/// A caller may be in the middle of a turn, which ends; or this very thread, which a signal's
+/// handler has taken out of its turn to end the process.
+bool Engine::hold_unless_own(WorkerSlot& slot) {
   while (slot.busy.exchange(true, std::memory_order_acquire)) {
-    if (clock_.now() >= until) {
+    if (DataTurn::is_here()) {
       return false;
     }
     sched_yield();

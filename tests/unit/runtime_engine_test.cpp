@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -496,6 +497,42 @@ TEST(EngineInline, TheStandbyAsksLessOftenWhoCallsAllAlongAndStillTakesOver) {
     due = engine->turn_fallback().until.value_or(due);
   }
   EXPECT_EQ(seen.messages.load(), 1U);
+}
+
+/// As a signal's handler does that calls exit() in the middle of a turn.
+TEST(EngineInline, EndsInATurnOfTheThreadThatEndsIt) {
+  class Last final : public Actor {
+   public:
+    explicit Last(std::unique_ptr<Engine>& engine) : engine_(engine) {}
+    const char* name() const override { return "last"; }
+    void start(Context&) override {}
+    /// Not in a turn of the standby's, which would wait for itself.
+    void on(const Message&) override {
+      if (std::this_thread::get_id() == maker_) {
+        engine_.reset();
+        _exit(7);
+      }
+    }
+
+   private:
+    std::unique_ptr<Engine>& engine_;
+    const std::thread::id maker_ = std::this_thread::get_id();
+  };
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);
+    auto engine = std::move(*Engine::start(config_for(false)));
+    Message message{};
+    message.to = *engine->worker(0).adopt(std::make_unique<Last>(engine));
+    for (;;) {
+      engine->worker(0).post(message);
+      engine->assist(engine->worker(0));
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
 }
 
 TEST(EngineInline, WhoOnlyWaitsGetsSeveralTurns) {
