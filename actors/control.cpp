@@ -250,7 +250,7 @@ std::optional<uint16_t> common_version(const VersionRange& peer) {
 std::string no_common_version(const VersionRange& peer) {
   return fmt::format(
       "protocol versions {} to {} here, {} to {} there; install the same nccl-ha on both hosts, or "
-      "one that is a version apart at most",
+      "two that share a version",
       own_versions.oldest, own_versions.newest, peer.oldest, peer.newest);
 }
 

@@ -17,6 +17,7 @@ HostSheet sheet(const std::string& name, int number) {
   made.version = "1.0.0";
   made.commit = "c";
   made.protocol = 10;
+  made.protocol_oldest = 9;
   made.settings = {
       {"HA_NCCL_ENABLE_BACKUP", "1"}, {"HA_NCCL_IFNAME", "x" + name}, {"HA_NCCL_RTO_MS", "1000"}};
   for (int rail = 0; rail < 2; ++rail) {
@@ -57,7 +58,20 @@ TEST(CheckCompare, EqualHostsHaveNothingToSay) {
 
 TEST(CheckCompare, VersionsAndSettings) {
   using Sheets = std::vector<HostSheet>;
-  expect_one([](Sheets& s) { s[2].protocol = 9; }, Level::error, {"protocol", "9 on c"});
+  expect_one([](Sheets& s) { s[2].protocol = s[2].protocol_oldest = 8; }, Level::error,
+             {"no version of the plugin's protocol", "9 to 10 on a, b", "8 on c"});
+  expect_one(
+      [](Sheets& s) {
+        s[1].protocol = s[1].protocol_oldest = 9;
+        s[2].protocol = 11;
+        s[2].protocol_oldest = 10;
+      },
+      Level::error, {"9 to 10 on a", "9 on b", "10 to 11 on c"});
+  EXPECT_TRUE(found_after([](Sheets& s) {
+                s[2].protocol = 11;
+                s[2].protocol_oldest = 10;
+              }).empty())
+      << "neighbours connect";
   expect_one([](Sheets& s) { s[1].version = "0.9"; }, Level::warning, {"0.9 on b"});
   expect_one([](Sheets& s) { s[1].commit = "d"; }, Level::hint, {"d on b"});
   expect_one([](Sheets& s) { s[1].settings["HA_NCCL_ENABLE_BACKUP"] = "0"; }, Level::warning,
@@ -203,12 +217,12 @@ TEST(CheckCompare, SheetsSurviveTheWayThroughJson) {
   EXPECT_EQ(to_json(*back), to_json(one));
   EXPECT_FALSE(sheet_from_json(nlohmann::json::parse(R"({"name": 3})")));
   const auto old = sheet_from_json(nlohmann::json::parse(
-      R"({"name": "b", "version": "0.9", "commit": "d", "protocol": 9, "rails": [{"name": "r"}],
+      R"({"name": "b", "version": "0.9", "commit": "d", "protocol": 8, "rails": [{"name": "r"}],
           "of_later": 1})"));
   ASSERT_TRUE(old) << old.error().message();
   const auto found = compare({one, *old}, {"a", "b"});
   EXPECT_TRUE(std::any_of(found.begin(), found.end(), [](const Finding& f) {
-    return f.what.find("different versions of the plugin's protocol") != std::string::npos;
+    return f.what.find("no version of the plugin's protocol") != std::string::npos;
   })) << "that another version tells less of itself does not hide that it is another one";
   EXPECT_FALSE(sheet_from_json(nlohmann::json::parse("[]")));
 }

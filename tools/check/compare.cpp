@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -131,10 +132,25 @@ class Comparison {
     }
   }
 
+  /// Whether each two hosts share a version of the plugin's protocol.
+  bool any_two_connect() const {
+    int64_t oldest = 0;
+    int64_t newest = std::numeric_limits<int64_t>::max();
+    for (const HostSheet& sheet : sheets_) {
+      oldest = std::max(oldest, sheet.protocol_oldest);
+      newest = std::min(newest, sheet.protocol);
+    }
+    return oldest <= newest;
+  }
+
   void versions() {
-    if (const auto apart = groups([](const HostSheet& s) { return fmt::format("{}", s.protocol); });
-        !apart.empty()) {
-      add(Level::error, "hosts speak different versions of the plugin's protocol: " + text(apart),
+    if (!any_two_connect()) {
+      const auto range = [](const HostSheet& s) {
+        return s.protocol_oldest == s.protocol
+                   ? fmt::format("{}", s.protocol)
+                   : fmt::format("{} to {}", s.protocol_oldest, s.protocol);
+      };
+      add(Level::error, "hosts share no version of the plugin's protocol: " + text(groups(range)),
           "install the same version of nccl-ha on all hosts");
       return;
     }

@@ -82,6 +82,7 @@ json to_json(const HostSheet& sheet) {
           {"version", sheet.version},
           {"commit", sheet.commit},
           {"protocol", sheet.protocol},
+          {"protocol_oldest", sheet.protocol_oldest},
           {"kernel", sheet.kernel},
           {"rdma_core", sheet.rdma_core},
           {"clock_s", sheet.clock_s},
@@ -100,6 +101,7 @@ Result<HostSheet> sheet_from_json(const json& from) {
     sheet.version = from.at("version");
     sheet.commit = from.at("commit");
     sheet.protocol = from.at("protocol");
+    sheet.protocol_oldest = from.value("protocol_oldest", sheet.protocol);
     sheet.machine = from.value("machine", sheet.name);
     sheet.kernel = from.value("kernel", "");
     sheet.rdma_core = from.value("rdma_core", "");
@@ -132,7 +134,8 @@ HostSheet make_sheet(const HostFacts& facts) {
   sheet.machine = machine_key();
   sheet.version = version_number();
   sheet.commit = version_commit();
-  sheet.protocol = control_version;
+  sheet.protocol = own_versions.newest;
+  sheet.protocol_oldest = own_versions.oldest;
   utsname kernel{};
   if (uname(&kernel) == 0) {
     sheet.kernel = kernel.release;

@@ -27,7 +27,8 @@ struct HostSheet {
   std::string machine;  ///< equal for processes that see the same network of the same machine
   std::string version;
   std::string commit;
-  int64_t protocol = 0;  ///< between two plugins
+  int64_t protocol = 0;         ///< between two plugins: the newest version that it speaks
+  int64_t protocol_oldest = 0;  ///< and the oldest
   std::string kernel;
   std::string rdma_core;  ///< empty: not installed
   double clock_s =
