@@ -477,7 +477,8 @@ inline constexpr Planted all_planted[] = {
 
     // What simulated runs met too seldom.
     NHA_FOUND(record_counts_chunk, By::paths, 8),
-    NHA_FOUND(half_of_any_lane, By::devices, 60),
+    NHA_CHECKED(half_of_any_lane,
+                "SimRdmaDevices.AChunkThatIsHalfPostedGoesOnWhereAnotherPathFails"),
     NHA_FOUND(half_posted_moves, By::volume, 200),
     NHA_FOUND(report_for_all_down, By::volume, 40),
     NHA_FOUND(reopen_armed_once, By::volume, 6),

@@ -65,7 +65,7 @@ Outcome run(uint64_t seed, const Config& config, const std::string& what, uint64
   const std::string outcome =
       pair.transfer(plan, healed + seconds(1) - pair.world().now() + end_bound(config));
   *failed = pair.world().rdma().counts.calls_failed;
-  EXPECT_EQ(pair.world().rdma().violation, "") << what;
+  EXPECT_EQ(pair.world().violation(), "") << what;
   if (outcome.empty()) {
     return Outcome::survived;
   }
@@ -157,7 +157,7 @@ sim::RdmaNic::Counts run_all(const std::string& what,
     };
     EXPECT_EQ(pair.transfer(plan, end_bound(failback_config())), "") << what << ", seed " << seed;
     const sim::RdmaNic::Counts& counts = pair.world().rdma().counts;
-    EXPECT_EQ(pair.world().rdma().violation, "") << what << ", seed " << seed;
+    EXPECT_EQ(pair.world().violation(), "") << what << ", seed " << seed;
     sum.lagging += counts.lagging;
     sum.kept += counts.kept;
     sum.calls_failed += counts.calls_failed;

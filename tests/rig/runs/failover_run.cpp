@@ -331,7 +331,7 @@ std::string run_failovers(const FailoverRun& run, FailoverTotals* totals) {
   if (!pair.world().livelock().empty()) {
     return pair.world().livelock();
   }
-  return pair.world().rdma().violation.empty() ? outcome : pair.world().rdma().violation;
+  return pair.world().violation().empty() ? outcome : pair.world().violation();
 }
 
 }  // namespace nccl_ha::rig

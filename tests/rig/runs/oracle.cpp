@@ -145,8 +145,8 @@ std::string Oracle::verdict(bool ended) {
   if (!stage_.world().livelock().empty()) {
     return stage_.world().livelock();
   }
-  if (!stage_.world().rdma().violation.empty()) {
-    return stage_.world().rdma().violation;
+  if (!stage_.world().violation().empty()) {
+    return stage_.world().violation();
   }
   if (std::string fault = faults(); !fault.empty()) {
     return fault;

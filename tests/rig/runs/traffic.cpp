@@ -352,6 +352,9 @@ bool Traffic::step() {
 }
 
 std::string Traffic::outcome() {
+  if (wrong_.empty()) {
+    wrong_ = link_.world().violation();
+  }
   if (wrong_.empty() && !all_done() && !plan_.may_end) {
     wrong_ = fmt::format("unfinished: {} of {} groups received, {} sends open", receives_done_,
                          plan_.groups, open_sends_.size());

@@ -36,6 +36,26 @@ sockaddr_storage Endpoint::to_sockaddr() const {
   return storage;
 }
 
+/// What the kernel copies is the processor's.
+class CopyingSink final : public fabric::PacketSink {
+ public:
+  CopyingSink(fabric::PacketSink& inner, GpuMemory& gpu_memory)
+      : inner_(inner), gpu_memory_(gpu_memory) {}
+  fabric::Placement place(std::span<const std::byte> head, size_t total, size_t segment) override {
+    const fabric::Placement placement = inner_.place(head, total, segment);
+    for (size_t i = 0; i < placement.part_count; ++i) {
+      gpu_memory_.touch(placement.parts[i].iov_base, placement.parts[i].iov_len);
+    }
+    return placement;
+  }
+  void placed(size_t total) override { inner_.placed(total); }
+  void packet(std::span<const std::byte> datagram) override { inner_.packet(datagram); }
+
+ private:
+  fabric::PacketSink& inner_;
+  GpuMemory& gpu_memory_;
+};
+
 /// Two datagram sockets of a host.
 class SimPackets final : public fabric::PacketIo {
  public:
@@ -55,6 +75,9 @@ class SimPackets final : public fabric::PacketIo {
       if (tie_ && tie_->dead) {
         break;
       }
+      for (size_t i = 0; i < datagram.part_count; ++i) {
+        network_.gpu_memory().touch(datagram.parts[i].iov_base, datagram.parts[i].iov_len);
+      }
       split_datagram(datagram, [&](const std::vector<std::byte>& bytes) {
         network_.transmit(at_[static_cast<size_t>(channel)], Endpoint::of(datagram.to->get()),
                           bytes);
@@ -65,7 +88,8 @@ class SimPackets final : public fabric::PacketIo {
   size_t receive(fabric::Channel channel, fabric::PacketSink& sink, size_t limit) override {
     PacketQueue& packets = network_.arrivals_[at_[static_cast<size_t>(channel)]].packets;
     const size_t before = packets.size();
-    const size_t calls = deliver(packets, channel, sink, limit, network_.now());
+    CopyingSink copying(sink, network_.gpu_memory());
+    const size_t calls = deliver(packets, channel, copying, limit, network_.now());
     if (tie_) {
       tie_->unread -= before - packets.size();
     }

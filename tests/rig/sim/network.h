@@ -22,6 +22,7 @@
 #include "runtime/streams/stream.h"
 #include "tests/rig/sim/endpoint.h"
 #include "tests/rig/sim/event_queue.h"
+#include "tests/rig/sim/gpu_memory.h"
 #include "tests/rig/sim/packet_queue.h"
 #include "tests/rig/sim/tcp.h"
 
@@ -77,6 +78,10 @@ class Network {
   }
   Tcp& tcp() { return tcp_; }
   const Tcp& tcp() const { return tcp_; }
+
+  /// Of all hosts.
+  GpuMemory& gpu_memory() { return gpu_memory_; }
+  const GpuMemory& gpu_memory() const { return gpu_memory_; }
 
   /// `other` is a further address of the host of `address`.
   void same_host_as(Ip address, Ip other) { host_of_[other] = address; }
@@ -178,6 +183,7 @@ class Network {
   /// When what is sent now has left; nothing: the queue before the link is full.
   std::optional<Instant> leave(Ip from, Ip to, const Link& way, size_t bytes);
 
+  GpuMemory gpu_memory_;
   ManualClock& clock_;
   Random random_;
   EventQueue events_;

@@ -133,11 +133,15 @@ struct RdmaFunctions {
     auto* region =
         static_cast<RdmaNic::Region*>(add_region(domain, reinterpret_cast<void*>(address), length));
     region->gpu = true;
+    nic(domain->context).network_.gpu_memory().add(region->addr, region->length);
     region->relaxed = (access & IBV_ACCESS_RELAXED_ORDERING) != 0;
     return region;
   }
   static int free_region(ibv_mr* region) {
     RdmaNic& at = nic(region->context);
+    if (static_cast<RdmaNic::Region*>(region)->gpu) {
+      at.network_.gpu_memory().remove(region->addr, region->length);
+    }
     at.regions_.erase(region->lkey);
     at.regions_.erase(region->rkey);
     if (at.failed_) {

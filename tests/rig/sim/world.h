@@ -69,6 +69,10 @@ class World {
 
   Network& network() { return network_; }
   RdmaNic::Conditions& rdma() { return rdma_; }
+  /// Of the rules of devices and their memory; empty: there was none.
+  const std::string& violation() const {
+    return rdma_.violation.empty() ? network_.gpu_memory().violation() : rdma_.violation;
+  }
   Random& random() { return random_; }
   Instant now() const { return network_.now(); }
 
