@@ -11,7 +11,6 @@
 #include <array>
 #include <cstdlib>
 #include <iterator>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -303,17 +302,13 @@ std::set<std::string> words_of(const std::string& command) {
   return {std::istream_iterator<std::string>(out), {}};
 }
 
-TEST(Library, NeedsOnlyTheCLibraryAndShowsOnlyNcclsSymbols) {
+TEST(Library, ShowsOnlyNcclsSymbols) {
   std::set<std::string> wanted;
   for (int version = 6; version <= 12; ++version) {
     wanted.insert("ncclNetPlugin_v" + std::to_string(version));
   }
   EXPECT_EQ(words_of("nm -D --defined-only --format=posix " NHA_PLUGIN_FILE " | cut -d' ' -f1"),
             wanted);
-  for (const std::string& library :
-       words_of("readelf -d " NHA_PLUGIN_FILE " | sed -n 's/.*(NEEDED).*\\[\\(.*\\)]/\\1/p'")) {
-    EXPECT_TRUE(std::regex_match(library, std::regex(R"(lib(c|m)\.so\.6|ld-linux.*)"))) << library;
-  }
 }
 
 struct BadSetting {
