@@ -322,7 +322,7 @@ class Settings : public ::testing::TestWithParam<BadSetting> {};
 TEST_P(Settings, AWrongOneFailsInitWithAClearError) {
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   setenv(GetParam().name, GetParam().value, 1);
-  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 12, "");
+  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 12);
   ASSERT_TRUE(library);
   auto ready = (*library)->api().init();
   ASSERT_FALSE(ready);
@@ -350,7 +350,7 @@ TEST(Port, InUseIsAClearError) {
   ASSERT_EQ(getsockname(taken, reinterpret_cast<sockaddr*>(&address), &length), 0);
   const std::string port = std::to_string(ntohs(address.sin_port));
   setenv("HA_NCCL_LISTEN_PORTS", port.c_str(), 1);
-  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 12, "");
+  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 12);
   ASSERT_TRUE(library && (*library)->api().init());
   tools::NetHandle handle{};
   auto listening = (*library)->api().listen(0, handle);

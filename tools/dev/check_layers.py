@@ -69,6 +69,7 @@ RIG = {
     "tests/rig/runs/": ("runtime/", "ha/", "actors/", "relay/", "plugin/", "tools/common/",
                         "tests/rig/sim/"),
     "tests/rig/guests/": ("runtime/", "tools/common/", "tools/lab/"),
+    "tests/rig/peers/": ("runtime/", "tools/common/", "tools/commands.h"),
     "tests/rig/nic/": (),
 }
 
