@@ -197,14 +197,12 @@ void Liveness::give_up(size_t at, const Moment& now) {
   const auto ms = [](Duration time) { return time.count() / 1'000'000; };
   const Duration lost = now.now - lane.health.alive_at() - lane.health.silent_for(now);
   const fabric::FailureDomains domains = paths_.domains_of(lane);
-  const bool witnessed = lane.health.witnessed();
   owner_.on_lane_failed(
       at, fail(Errc::timed_out,
                fmt::format("no heartbeat for {} ms (limit {} ms, as {}){}",
-                           ms(lane.health.silent_for(now)),
-                           ms(witnessed ? lane.health.allowed()
-                                        : limits_of(state_.context->config()).unwitnessed),
-                           witnessed ? "the peer itself runs" : "nothing shows that the peer runs",
+                           ms(lane.health.silent_for(now)), ms(lane.health.allowed()),
+                           lane.health.witnessed() ? "the peer itself runs"
+                                                   : "nothing shows that the peer runs",
                            lost == Duration(0) ? std::string()
                                                : fmt::format("; this process did not run for {} ms "
                                                              "besides",

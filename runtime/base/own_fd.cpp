@@ -54,10 +54,13 @@ void before_fork() {
 
 void after_fork_in_parent() {
   if (fork_holder.load(std::memory_order_relaxed) == gettid()) {
-    if (--fork_locks == 0) {
-      fork_holder.store(0, std::memory_order_relaxed);
-      pthread_rwlock_unlock(lock);
+    if (fork_locks > 1) {
+      --fork_locks;
+      return;
     }
+    fork_holder.store(0, std::memory_order_relaxed);  // a handler's fork is refused the lock now
+    fork_locks = 0;
+    pthread_rwlock_unlock(lock);
   }
 }
 

@@ -50,7 +50,7 @@ FOREIGN = [
     (re.compile(r"^(uv\.h|uv/.*)$"), {"runtime", "tests"}),
     (re.compile(r"^concurrentqueue/"), {"runtime", "tests"}),
     (re.compile(r"^infiniband/"), {"runtime", "tests"}),
-    (re.compile(r"^(CLI/|nlohmann/|prometheus/)"), {"tools", "tests"}),
+    (re.compile(r"^(CLI/|nlohmann/)"), {"tools", "tests"}),
     (re.compile(r"^sodium"), {"tools", "tests", "runtime"}),
     (re.compile(r"^gtest/"), {"tests"}),
 ]

@@ -80,6 +80,7 @@ struct Opening {
   std::shared_ptr<Device> device;  ///< null: it could not be opened
   std::vector<PortInfo> ports;
   std::vector<std::string> notes;
+  bool whole = false;  ///< false: memory ran out
   Answer over;
 };
 
@@ -87,6 +88,7 @@ void open_ports(const Library& library, ibv_device* device, const Config& config
   auto opened = Device::open(library, device, config);
   if (!opened) {
     into.notes.push_back(opened.error().message());
+    into.whole = true;
     return;
   }
   for (unsigned number = 1; number <= (*opened)->port_count(); ++number) {
@@ -98,9 +100,20 @@ void open_ports(const Library& library, ibv_device* device, const Config& config
     }
   }
   into.device = std::move(*opened);
+  into.whole = true;
 }
 
 struct Opener {
+  Opener() = default;
+  Opener(Opener&&) = default;
+  /// One that hangs stays as it is.
+  ~Opener() {
+    if (conductor && !conductor->drain(Duration(0))) {
+      static_cast<void>(keep_code_loaded());  // which its thread comes back to
+      static_cast<void>(conductor.release());
+    }
+  }
+
   std::string name;
   std::shared_ptr<Opening> opening = std::make_shared<Opening>();
   std::unique_ptr<Conductor> conductor;
@@ -119,16 +132,20 @@ Opener begin_to_open(const Library& library, const std::shared_ptr<DeviceList>& 
   return opener;
 }
 
-/// Null: the device hangs, and its conductor with it.
-std::shared_ptr<Opening> await_opening(Opener& opener, Duration patience) {
+/// False: the device hangs.
+bool await_opening(const Opener& opener, Duration patience) {
   Conductor& conductor = *opener.conductor;
-  if (!conductor.await(opener.opening->over, [&] { return !conductor.hangs(patience); })) {
-    static_cast<void>(keep_code_loaded());  // which its thread comes back to
-    static_cast<void>(opener.conductor.release());
-    return nullptr;
+  return conductor.await(opener.opening->over, [&] { return !conductor.hangs(patience); }) &&
+         conductor.drain(patience);
+}
+
+bool any_port_selected(const Config& config, std::string_view device) {
+  for (unsigned port = 1; port <= UINT8_MAX; ++port) {
+    if (hca_selected(config.ib_hca, device, port)) {
+      return true;
+    }
   }
-  static_cast<void>(conductor.drain(patience));
-  return std::move(opener.opening);
+  return false;
 }
 
 }  // namespace
@@ -155,17 +172,18 @@ Result<PortList> list_ports(const Config& config, Duration patience) {
   const auto settings = std::make_shared<const Config>(config);
   std::vector<Opener> openers;
   for (ibv_device* device : devices->all()) {
-    if (device->transport_type == IBV_TRANSPORT_IB) {  // which RoCE has, too
+    const char* name = (*library)->device.get_name(device);
+    if (!any_port_selected(config, name)) {
+      list.notes.push_back(fmt::format("{} is left out by HA_NCCL_IB_HCA={}", name, config.ib_hca));
+    } else if (device->transport_type != IBV_TRANSPORT_IB) {  // which RoCE has, too
+      list.notes.push_back(
+          fmt::format("{} is not usable: its transport is not InfiniBand's (iWARP, EFA)", name));
+    } else {
       openers.push_back(begin_to_open(**library, devices, device, settings));
-      continue;
     }
-    list.notes.push_back(
-        fmt::format("{} is not usable: its transport is not InfiniBand's (iWARP, EFA)",
-                    (*library)->device.get_name(device)));
   }
-  for (Opener& opener : openers) {
-    const auto opening = await_opening(opener, patience);
-    if (!opening) {
+  for (const Opener& opener : openers) {
+    if (!await_opening(opener, patience)) {
       list.notes.push_back(fmt::format(
           "RDMA device {} is left out: its firmware has not answered for {} s while it "
           "was opened; see the kernel's log",
@@ -173,9 +191,14 @@ Result<PortList> list_ports(const Config& config, Duration patience) {
       NHA_LOG_WARN("{}", list.notes.back());
       continue;
     }
-    list.notes.insert(list.notes.end(), opening->notes.begin(), opening->notes.end());
-    for (PortInfo& info : opening->ports) {
-      sort_in(config, opening->device, std::move(info), list);
+    Opening& opening = *opener.opening;
+    if (!opening.whole) {
+      return fail(Errc::no_memory,
+                  fmt::format("RDMA device {}: out of memory while it was opened", opener.name));
+    }
+    list.notes.insert(list.notes.end(), opening.notes.begin(), opening.notes.end());
+    for (PortInfo& info : opening.ports) {
+      sort_in(config, opening.device, std::move(info), list);
     }
   }
   std::sort(list.ports.begin(), list.ports.end(), [](const UsablePort& a, const UsablePort& b) {

@@ -22,11 +22,11 @@ struct PortList {
 
 /// So long a device may take to be opened, which is a handful of commands: a healthy one that is
 /// left out costs a job more than the wait.
-constexpr Duration opening_patience = std::chrono::seconds(15);
+constexpr Duration device_patience = std::chrono::seconds(15);
 
-/// Opens all devices, side by side, and keeps the ports that are active and selected by the
-/// settings.  A device that takes longer than `patience` is left out.  An error only where settings
-/// are wrong; no library and no device are notes.
-Result<PortList> list_ports(const Config& config, Duration patience = opening_patience);
+/// Opens the devices that the settings select, side by side, and keeps the ports that are selected
+/// and active.  A device that takes longer than `patience` is left out.  An error only where
+/// settings are wrong or memory is out; no library and no device are notes.
+Result<PortList> list_ports(const Config& config, Duration patience = device_patience);
 
 }  // namespace nccl_ha::fabric::verbs
