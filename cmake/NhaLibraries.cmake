@@ -9,6 +9,14 @@ function(nha_require value what package)
   endif()
 endfunction()
 
+# GCC's own libraries become part of the library or program: they need no newer ones where they run.
+function(nha_own_gcc_libraries target)
+  if(NOT NHA_SANITIZE)
+    target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc)
+    target_sources(${target} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/gcc_runtime.cpp)
+  endif()
+endfunction()
+
 find_path(NHA_LIBUV_INCLUDE uv.h)
 find_library(NHA_LIBUV_ARCHIVE NAMES libuv_a.a libuv.a)
 nha_require(NHA_LIBUV_INCLUDE "uv.h" libuv1-dev)
@@ -70,11 +78,6 @@ if(NOT NHA_FUZZ)
   nha_require(NHA_CLI11_INCLUDE "CLI/CLI.hpp" libcli11-dev)
   find_path(NHA_JSON_INCLUDE nlohmann/json.hpp)
   nha_require(NHA_JSON_INCLUDE "nlohmann/json.hpp" nlohmann-json3-dev)
-  # Only what writes the text format: the rest of the package brings a web server.
-  find_path(NHA_PROMETHEUS_INCLUDE prometheus/text_serializer.h)
-  find_library(NHA_PROMETHEUS_CORE NAMES prometheus-cpp-core)
-  nha_require(NHA_PROMETHEUS_INCLUDE "prometheus/text_serializer.h" prometheus-cpp-dev)
-  nha_require(NHA_PROMETHEUS_CORE "libprometheus-cpp-core" prometheus-cpp-dev)
   # Linked statically, so that the tool runs where only the kernel is (guests, containers).
   find_path(NHA_NETLINK_INCLUDE netlink/genl/genl.h PATH_SUFFIXES libnl3)
   find_library(NHA_NETLINK_ARCHIVE NAMES libnl-3.a)
@@ -83,10 +86,9 @@ if(NOT NHA_FUZZ)
   nha_require(NHA_NETLINK_ARCHIVE "libnl-3.a (static libnl)" libnl-3-dev)
   nha_require(NHA_NETLINK_GENERIC_ARCHIVE "libnl-genl-3.a (static libnl)" libnl-genl-3-dev)
   add_library(nha_agent_libraries INTERFACE)
-  target_include_directories(nha_agent_libraries SYSTEM
-                             INTERFACE ${NHA_PROMETHEUS_INCLUDE} ${NHA_NETLINK_INCLUDE})
-  target_link_libraries(nha_agent_libraries INTERFACE nha_sodium ${NHA_PROMETHEUS_CORE}
-                        ${NHA_NETLINK_GENERIC_ARCHIVE} ${NHA_NETLINK_ARCHIVE})
+  target_include_directories(nha_agent_libraries SYSTEM INTERFACE ${NHA_NETLINK_INCLUDE})
+  target_link_libraries(nha_agent_libraries INTERFACE nha_sodium ${NHA_NETLINK_GENERIC_ARCHIVE}
+                        ${NHA_NETLINK_ARCHIVE})
   add_library(nha_tool_libraries INTERFACE)
   target_include_directories(nha_tool_libraries SYSTEM
                              INTERFACE ${NHA_CLI11_INCLUDE} ${NHA_JSON_INCLUDE})

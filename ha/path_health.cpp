@@ -46,7 +46,10 @@ PathHealth::Finding PathHealth::look(const Moment& now, const Open& open, const 
   if (silent < allowed_ / asked_share) {
     return Finding::fine;
   }
-  if (judge(silent, elsewhere) || silent >= limits.unwitnessed + for_bytes(open)) {
+  const bool judged = judge(silent, elsewhere);
+  const Duration unwitnessed = limits.unwitnessed + for_bytes(open);
+  if (judged || silent >= unwitnessed) {
+    allowed_ = judged ? allowed_ : unwitnessed;
     invariants_.hold(silent >= allowed_ || silent >= limits.unwitnessed,
                      "a path is silent for longer than it may be");
     invariants_.hold(witnessed() || silent >= limits.unwitnessed,

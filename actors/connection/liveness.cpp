@@ -199,9 +199,8 @@ void Liveness::give_up(size_t at, const Moment& now) {
   const fabric::FailureDomains domains = paths_.domains_of(lane);
   owner_.on_lane_failed(
       at, fail(Errc::timed_out,
-               fmt::format("no heartbeat for {} ms (limit {} ms, at most {} ms lately); {}{}",
+               fmt::format("no heartbeat for {} ms (limit {} ms, as {}){}",
                            ms(lane.health.silent_for(now)), ms(lane.health.allowed()),
-                           ms(lane.health.usual_silence()),
                            lane.health.witnessed() ? "the peer itself runs"
                                                    : "nothing shows that the peer runs",
                            lost == Duration(0) ? std::string()

@@ -23,76 +23,92 @@ constexpr size_t word_bits = 64;
 constexpr size_t fds_max = size_t{1} << 20;
 constexpr long fork_patience_ns = 100'000'000;
 
-// A fork may come out of a signal handler of a thread that holds it.  The second is for a clone:
-// a tool that follows locks has the first one down as its parent's.
-constinit std::array<pthread_mutex_t, 2> mutexes{
-    {PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP}};
-constinit std::atomic<pthread_mutex_t*> mutex{mutexes.data()};
-// Under the mutex.
-std::array<uint64_t, fds_max / word_bits> owned;
-size_t words_used = 0;
-unsigned fork_locks = 0;  ///< of `fork_holder`
-// The thread whose fork has the mutex; forks of two threads overlap.
+// Forks have it for themselves, all others share it.  The second is for a clone: a tool that
+// follows locks has the first one down as its parent's.
+constinit std::array<pthread_rwlock_t, 2> locks{
+    {PTHREAD_RWLOCK_INITIALIZER, PTHREAD_RWLOCK_INITIALIZER}};
+constinit std::atomic<pthread_rwlock_t*> lock{locks.data()};
+constinit std::array<std::atomic<uint64_t>, fds_max / word_bits> owned{};
+constinit std::atomic<size_t> words_used{0};
+unsigned fork_locks = 0;  ///< of `fork_holder`, which a signal handler may let fork once more
+// The thread whose fork has the lock; forks of two threads overlap.
 constinit std::atomic<pid_t> fork_holder{0};
 
 /// Waits for so long only: a lock of the program's that its own handlers take may be held by
 /// somebody who waits for this one.
 void before_fork() {
+  if (fork_holder.load(std::memory_order_relaxed) == gettid()) {
+    ++fork_locks;
+    return;
+  }
   timespec until{};
   clock_gettime(CLOCK_REALTIME, &until);
   until.tv_nsec += fork_patience_ns;
   until.tv_sec += until.tv_nsec / 1'000'000'000;
   until.tv_nsec %= 1'000'000'000;
-  if (pthread_mutex_timedlock(mutex, &until) == 0) {
-    ++fork_locks;
+  if (pthread_rwlock_timedwrlock(lock, &until) == 0) {
+    fork_locks = 1;
     fork_holder.store(gettid(), std::memory_order_relaxed);
   }
 }
 
 void after_fork_in_parent() {
   if (fork_holder.load(std::memory_order_relaxed) == gettid()) {
-    if (--fork_locks == 0) {
-      fork_holder.store(0, std::memory_order_relaxed);
+    if (fork_locks > 1) {
+      --fork_locks;
+      return;
     }
-    pthread_mutex_unlock(mutex);
+    fork_holder.store(0, std::memory_order_relaxed);  // a handler's fork is refused the lock now
+    fork_locks = 0;
+    pthread_rwlock_unlock(lock);
   }
 }
 
 constinit std::atomic<uint64_t> list_life{0};  ///< of the process whose list it is; 0: nobody's yet
 
-/// A clone(2) that is no fork(2) runs no handler, and a thread that is not here may have the mutex.
+void forget_all() {
+  const size_t used = words_used.exchange(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < used; ++i) {
+    owned[i].store(0, std::memory_order_relaxed);
+  }
+}
+
+/// A clone(2) that is no fork(2) runs no handler, and a thread that is not here may have the lock.
 /// Nothing is closed, as such a clone may share the descriptors with its parent.
-void see_clone() {
+uint64_t see_clone() {
   const uint64_t here = process_life();
   const uint64_t before = list_life.exchange(here, std::memory_order_relaxed);
   if (before != here && before != 0) {
-    pthread_mutex_t& other = mutexes[mutex == mutexes.data() ? 1 : 0];
-    other = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-    mutex = &other;
+    pthread_rwlock_t& other = locks[lock == locks.data() ? 1 : 0];
+    other = PTHREAD_RWLOCK_INITIALIZER;
+    lock = &other;
     fork_locks = 0;
     fork_holder.store(0, std::memory_order_relaxed);
-    owned = {};
-    words_used = 0;
+    forget_all();
   }
+  return here;
 }
 
 /// Async-signal-safe: other threads of the parent may have held any lock.
 void after_fork_in_child() {
-  // The C library refuses, as the thread has another number here; a tool that follows locks hears.
-  for (; fork_locks != 0; --fork_locks) {
-    pthread_mutex_unlock(mutex);
+#ifdef __SANITIZE_THREAD__
+  if (fork_locks != 0) {
+    pthread_rwlock_unlock(
+        lock);  // for whoever follows locks; the C library knows its parent's thread
   }
-  *mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+#endif
+  fork_locks = 0;
+  *lock = PTHREAD_RWLOCK_INITIALIZER;
   fork_holder.store(0, std::memory_order_relaxed);
   end_life();
   list_life.store(process_life(), std::memory_order_relaxed);
-  for (size_t i = 0; i < words_used; ++i) {
-    for (uint64_t bits = owned[i]; bits != 0; bits &= bits - 1) {
+  const size_t used = words_used.load(std::memory_order_relaxed);
+  for (size_t i = 0; i < used; ++i) {
+    for (uint64_t bits = owned[i].load(std::memory_order_relaxed); bits != 0; bits &= bits - 1) {
       close(static_cast<int>(i * word_bits + static_cast<size_t>(std::countr_zero(bits))));
     }
-    owned[i] = 0;
   }
-  words_used = 0;
+  forget_all();
 }
 
 // Before any lock of it can be held.  The C library forgets it when this library is unloaded.
@@ -112,20 +128,27 @@ int above_standard(int fd) {
   return other;
 }
 
-OwnFds::OwnFds() {
-  see_clone();
-  pthread_mutex_lock(mutex);
-}
+/// Refused to a thread whose own fork is under way: out of a signal handler.
+OwnFds::OwnFds() : life_(see_clone()), held_(pthread_rwlock_rdlock(lock) == 0) {}
 
-OwnFds::~OwnFds() { pthread_mutex_unlock(mutex); }
+/// A child that a signal handler has made has another lock.
+OwnFds::~OwnFds() {
+  if (held_ && life_ == process_life()) {
+    pthread_rwlock_unlock(lock);
+  }
+}
 
 int OwnFds::add(int fd) {
   if (fd < 0 || static_cast<size_t>(fd) >= fds_max) {
     return fd;
   }
   const size_t word = static_cast<size_t>(fd) / word_bits;
-  words_used = std::max(words_used, word + 1);
-  owned[word] |= uint64_t{1} << static_cast<size_t>(fd) % word_bits;
+  size_t used = words_used.load(std::memory_order_relaxed);
+  while (used <= word &&
+         !words_used.compare_exchange_weak(used, word + 1, std::memory_order_relaxed)) {
+  }
+  owned[word].fetch_or(uint64_t{1} << static_cast<size_t>(fd) % word_bits,
+                       std::memory_order_relaxed);
   return fd;
 }
 
@@ -136,16 +159,16 @@ bool OwnFds::remove(int fd) {
   if (static_cast<size_t>(fd) >= fds_max) {
     return true;
   }
-  uint64_t& word = owned[static_cast<size_t>(fd) / word_bits];
   const uint64_t bit = uint64_t{1} << static_cast<size_t>(fd) % word_bits;
-  const bool was = (word & bit) != 0;
-  word &= ~bit;
-  return was;
+  return (owned[static_cast<size_t>(fd) / word_bits].fetch_and(~bit, std::memory_order_relaxed) &
+          bit) != 0;
 }
 
 bool OwnFds::any() const {
-  return std::any_of(owned.begin(), owned.begin() + static_cast<ptrdiff_t>(words_used),
-                     [](uint64_t word) { return word != 0; });
+  const auto used = static_cast<ptrdiff_t>(words_used.load(std::memory_order_relaxed));
+  return std::any_of(owned.begin(), owned.begin() + used, [](const std::atomic<uint64_t>& word) {
+    return word.load(std::memory_order_relaxed) != 0;
+  });
 }
 
 void close_fd(int fd) {

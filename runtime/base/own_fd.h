@@ -3,10 +3,13 @@
 // as all of them close on exec.
 #pragma once
 
+#include <cstdint>
+
 namespace nccl_ha {
 
 /// While it lives no fork begins (but for one that has waited for 0.1 s), so that a child knows of
-/// each descriptor that it has.  Any thread; nests.
+/// each descriptor that it has.  Any thread; nests.  They do not wait for each other: a device
+/// whose firmware hangs takes a minute to be opened.
 class OwnFds {
  public:
   OwnFds();
@@ -19,6 +22,10 @@ class OwnFds {
   /// Before it is closed.  False: it is not the library's, as in a fork that closed its copy.
   bool remove(int fd);
   bool any() const;
+
+ private:
+  uint64_t life_ = 0;  ///< of the process that made it
+  bool held_ = false;
 };
 
 /// `fd`, or another number for it: where a standard stream is closed, others still write to it, and

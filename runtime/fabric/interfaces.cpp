@@ -407,9 +407,13 @@ Result<std::vector<NetInterface>> select_interfaces(const std::vector<NetInterfa
   }
   return fail(
       Errc::system,
-      fmt::format("no usable network interface: HA_NCCL_IFNAME (or NCCL_SOCKET_IFNAME) is "
-                  "'{}', family '{}'; this host has {}",
-                  ifname_spec, family, available.empty() ? "none with an address" : available));
+      fmt::format(
+          "no usable network interface{}{}; this host has {}",
+          ifname_spec.empty()
+              ? std::string()
+              : fmt::format(" matches HA_NCCL_IFNAME (or NCCL_SOCKET_IFNAME) '{}'", ifname_spec),
+          family.empty() ? std::string() : fmt::format(" with addresses of {}", family),
+          available.empty() ? "none with an address" : available));
 }
 
 Result<std::vector<NetInterface>> select_offered(const std::vector<NetInterface>& all,

@@ -8,8 +8,8 @@
 #include "runtime/base/setting_rules.h"
 #include "runtime/fabric/datagram/ud_factory.h"
 #include "runtime/fabric/datagram/udp_factory.h"
-#include "runtime/fabric/verbs/device.h"
 #include "runtime/fabric/verbs/host_ports.h"
+#include "runtime/fabric/verbs/port_list.h"
 #include "runtime/fabric/verbs/rc_factory.h"
 
 namespace nccl_ha::fabric {

@@ -56,7 +56,7 @@ def run(options, arguments, thread):
                "--no-check", "--quiet", "--timeout", "280"]
     for setting in [*ENVIRONMENT, f"HA_NCCL_USE_PROGRESS_THREAD={thread}"]:
         command += ["--env", setting]
-    command += ["--", "nccl-ha", "perf", *arguments, "--ranks", "2", "--against", "ib", "--json", "-"]
+    command += ["--", "nha-peers", "perf", *arguments, "--ranks", "2", "--against", "ib", "--json", "-"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     lines = [line[len("[h1] "):] for line in done.stdout.splitlines() if line.startswith("[h1] ")]
     if done.returncode != 0:

@@ -5,7 +5,7 @@ usage: against_socket.py [--build DIR] [--rounds N] [--quick]
 
 Everything runs in turn within one run (ours, theirs, ours, theirs ...), two processes on the
 loopback interface; the table shows medians and, in brackets, the range of the single turns' ratios.
-Needs an installed libnccl.so.2 (see `nccl-ha perf --help`, --libnccl).
+Needs an installed libnccl.so.2 (tests/rig/peers).
 Exit status: 0 when all goals hold, 1 when one does not, 2 when something could not be measured.
 """
 import argparse
@@ -25,17 +25,16 @@ LOSS = "HA_NCCL_DGRAM_FAULTS=drop=0.01,seed=1"
 
 class Bench:
     def __init__(self, options):
-        self.tool = options.build / "bin" / "nccl-ha"
+        self.tool = options.build / "bin" / "nha-peers"
         self.plugin = str(options.build / "lib" / "libnccl-net-ha.so")
         self.rounds = options.rounds
         self.quick = options.quick
-        self.libnccl = ["--libnccl", options.libnccl] if options.libnccl else []
         self.failed = 0
 
     def run(self, arguments, rounds=None):
         """The JSON report of one run of the tool; ends the program when it failed."""
-        command = [str(self.tool), "perf", *arguments, "--plugin", self.plugin, *self.libnccl,
-                   "--timeout", "240", "--json", "-"]
+        command = [str(self.tool), "perf", *arguments, "--plugin", self.plugin, "--timeout", "240",
+                   "--json", "-"]
         if rounds:
             command += ["--rounds", str(rounds)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -89,9 +88,8 @@ def main():
     root = pathlib.Path(__file__).resolve().parent.parent.parent
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "release",
-                        help="build folder with bin/nccl-ha and lib/libnccl-net-ha.so")
+                        help="build folder with bin/nha-peers and lib/libnccl-net-ha.so")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each side per line")
-    parser.add_argument("--libnccl", default="", help="libnccl.so.2 to take Socket from")
     parser.add_argument("--quick", action="store_true", help="fewer iterations")
     options = parser.parse_args()
     bench = Bench(options)

@@ -23,7 +23,7 @@ constexpr int rounds = 5;
 
 /// Nanoseconds per call; negative when the plugin failed.
 double measure(const char* plugin) {
-  auto library = NetLibrary::open(plugin, 0, "");
+  auto library = NetLibrary::open(plugin, 0);
   if (!library || !(*library)->api().init()) {
     return -1;
   }

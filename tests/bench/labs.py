@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Collectives between the hosts of a lab, against NCCL's own Socket transport.
 
-usage: labs.py [--build DIR] [--rounds N] [--libnccl FILE]
+usage: labs.py [--build DIR] [--rounds N]
 
 all_reduce between two hosts and alltoall between four, each host a network namespace with one
 interface, 8 B to 16 MiB, with progress threads and without, in turn with Socket within one run.
 Behind a ratio (time of Socket / ours) its standard error, of the median of the turns; the last
 column is processor seconds for each GB, ours / Socket's.
-Needs an installed libnccl.so.2 (see `nccl-ha perf --help`, --libnccl), and the right to make labs.
+Needs an installed libnccl.so.2 (tests/rig/peers), and the right to make labs.
 Exit status: 0 when all goals hold within their error, 1 when one does not, 2 when something could
 not be measured.
 """
@@ -28,14 +28,12 @@ def measure(options, topology, operation, thread):
     """The rows of one table."""
     with tempfile.TemporaryDirectory(prefix="nha-labs-") as folder:
         report = pathlib.Path(folder, "report.json")
-        tool = str(options.build / "bin" / "nccl-ha")
+        tool = str(options.build / "bin" / "nha-peers")
         command = [tool, "lab", "run", topology, "--quiet", "--timeout", "900", "--", tool, "perf",
                    operation, "-b", "8", "-e", "16M", "-f", "8", "-c", "0", "-I", "50", "-w", "20",
                    "--rounds", str(options.rounds), "--plugin",
                    str(options.build / "lib" / "libnccl-net-ha.so"), "--against", "socket",
                    "--env", f"{THREAD}={thread}", "--timeout", "800", "--json", str(report)]
-        if options.libnccl:
-            command += ["--libnccl", options.libnccl]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
         if done.returncode != 0 or not report.exists():
             print(f"failed with status {done.returncode}: {' '.join(command)}", file=sys.stderr)
@@ -48,7 +46,6 @@ def main():
     root = pathlib.Path(__file__).resolve().parents[2]
     parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "release")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--libnccl", default="")
     options = parser.parse_args()
     missed = 0
     print(f"{'':<36} {'size':>9} {'ours us':>10} {'Socket us':>10} {'ratio':>6}")

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "runtime/base/clock.h"
+#include "tests/rig/peers/nccl_nets.h"
 #include "tools/common/net_library.h"
 
 namespace {
@@ -242,8 +243,7 @@ class Side {
 };
 
 Figures run_side(const char* plugin, size_t connections, bool sends, int in, int out) {
-  const char* libnccl = std::getenv("LIBNCCL");
-  auto library = NetLibrary::open(plugin, 0, libnccl == nullptr ? "" : libnccl);
+  auto library = NetLibrary::open(plugin, 0);
   if (!library) {
     std::fprintf(stderr, "%s: %s\n", plugin, library.error().message().c_str());
     return {};
@@ -306,6 +306,7 @@ bool measure(const char* plugin, size_t connections) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  nccl_ha::tools::know_nets(&nccl_ha::rig::nccl_nets);
   setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   std::printf("%-12s %6s %10s %10s %10s %10s %8s %8s %8s\n", "plugin", "conns", "connect ms",
               "KiB each", "idle % (a)", "idle % (b)", "idle p/s", "GB/s", "fairness");

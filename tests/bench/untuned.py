@@ -6,7 +6,7 @@ usage: untuned.py [--build DIR] [--rounds N] [--quick]
 Callers that yield between polls and callers that never do, with and without two busy processes
 beside, with progress threads and without; two processes on the loopback interface, in turn within
 one run.  Behind a ratio its standard error, of the median of the turns.
-Needs an installed libnccl.so.2 (see `nccl-ha perf --help`, --libnccl).
+Needs an installed libnccl.so.2 (tests/rig/peers).
 Exit status: 0 when all goals hold within their error, 1 when one does not, 2 when something could
 not be measured.
 """
@@ -75,7 +75,6 @@ def main():
     root = pathlib.Path(__file__).resolve().parents[2]
     parser.add_argument("--build", type=pathlib.Path, default=root / "build" / "release")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--libnccl", default="")
     parser.add_argument("--quick", action="store_true", help="shorter runs")
     table = Table(Bench(parser.parse_args()))
     table.measure()

@@ -79,8 +79,7 @@ TEST(Info, TellsRdmaPortsOrWhyTheyAreNotUsed) {
   const json left_out = with_a_nic("=mlx5_1");
   EXPECT_EQ(left_out["fabric"], "datagram");
   EXPECT_EQ(left_out["devices"].size(), left_out["interfaces"].size());
-  EXPECT_EQ(left_out["rdma_notes"],
-            json::array({"mlx5_0:1 is left out by HA_NCCL_IB_HCA==mlx5_1"}));
+  EXPECT_EQ(left_out["rdma_notes"], json::array({"mlx5_0 is left out by HA_NCCL_IB_HCA==mlx5_1"}));
 }
 
 TEST(Info, AnHcaThatIsNotThereIsAnErrorUnderVerbs) {

@@ -231,7 +231,7 @@ class DeadPeer : public ::testing::TestWithParam<bool> {};
 
 /// The child receives until it is killed.
 [[noreturn]] void victim(Shared* shared) {
-  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 11, "");
+  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 11);
   if (!library || !(*library)->api().init()) {
     _exit(1);
   }
@@ -272,7 +272,7 @@ TEST_P(DeadPeer, AKilledReceiverEndsTheSendersRequestsWithAnErrorInTime) {
     victim(shared);
   }
   ASSERT_TRUE(until([&] { return shared->handle_ready.load() != 0; }));
-  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 11, "");
+  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 11);
   ASSERT_TRUE(library && (*library)->api().init());
   auto& api = (*library)->api();
   void* comm = nullptr;

@@ -11,7 +11,6 @@
 #include <array>
 #include <cstdlib>
 #include <iterator>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -303,17 +302,13 @@ std::set<std::string> words_of(const std::string& command) {
   return {std::istream_iterator<std::string>(out), {}};
 }
 
-TEST(Library, NeedsOnlyTheCLibraryAndShowsOnlyNcclsSymbols) {
+TEST(Library, ShowsOnlyNcclsSymbols) {
   std::set<std::string> wanted;
   for (int version = 6; version <= 12; ++version) {
     wanted.insert("ncclNetPlugin_v" + std::to_string(version));
   }
   EXPECT_EQ(words_of("nm -D --defined-only --format=posix " NHA_PLUGIN_FILE " | cut -d' ' -f1"),
             wanted);
-  for (const std::string& library :
-       words_of("readelf -d " NHA_PLUGIN_FILE " | sed -n 's/.*(NEEDED).*\\[\\(.*\\)]/\\1/p'")) {
-    EXPECT_TRUE(std::regex_match(library, std::regex(R"(lib(c|m)\.so\.6|ld-linux.*)"))) << library;
-  }
 }
 
 struct BadSetting {
@@ -327,7 +322,7 @@ class Settings : public ::testing::TestWithParam<BadSetting> {};
 TEST_P(Settings, AWrongOneFailsInitWithAClearError) {
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   setenv(GetParam().name, GetParam().value, 1);
-  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 12, "");
+  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 12);
   ASSERT_TRUE(library);
   auto ready = (*library)->api().init();
   ASSERT_FALSE(ready);
@@ -355,7 +350,7 @@ TEST(Port, InUseIsAClearError) {
   ASSERT_EQ(getsockname(taken, reinterpret_cast<sockaddr*>(&address), &length), 0);
   const std::string port = std::to_string(ntohs(address.sin_port));
   setenv("HA_NCCL_LISTEN_PORTS", port.c_str(), 1);
-  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 12, "");
+  auto library = tools::NetLibrary::open(NHA_PLUGIN_FILE, 12);
   ASSERT_TRUE(library && (*library)->api().init());
   tools::NetHandle handle{};
   auto listening = (*library)->api().listen(0, handle);

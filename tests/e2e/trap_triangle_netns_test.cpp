@@ -143,7 +143,7 @@ int host_main(size_t self, int control, const Wires& wires) {
       return 4;
     }
   }
-  auto library = tools::NetLibrary::open(plugin_path, 12, "");
+  auto library = tools::NetLibrary::open(plugin_path, 12);
   if (!library || !(*library)->api().init()) {
     return 5;
   }

@@ -111,7 +111,7 @@ class Half:
         return self.build / "bin" / name
 
     def start(self, name, program, arguments, environment):
-        if program not in ("nccl-ha", "nha-nic-probe"):
+        if program not in ("nccl-ha", "nha-peers", "nha-nic-probe"):
             raise ValueError(f"{program} is none of the programs")
         arguments = [str(self.build / "lib" / word) if word == "libnccl-net-ha.so" else
                      str(self.folder / word) if word == "perf.json" else word for word in arguments]

@@ -30,7 +30,7 @@ sys.path.insert(0, str(HERE))
 import nic_half  # pylint: disable=wrong-import-position
 
 FILES = ("nic_report.py", "nic_half.py")
-PROGRAMS = ("bin/nccl-ha", "bin/nha-nic-probe", "lib/libnccl-net-ha.so")
+PROGRAMS = ("bin/nccl-ha", "bin/nha-peers", "bin/nha-nic-probe", "lib/libnccl-net-ha.so")
 DOWN_AFTER_S, DOWN_FOR_S = 4, 6
 
 
@@ -262,18 +262,22 @@ class Report:
     # --- what nccl-ha perf measures
 
     def perf(self, arguments, seconds, meanwhile=None, alone=False):
-        """`alone`: with no other RDMA device than the measured one."""
+        """`alone`: beside net_ib, with no other RDMA device than the measured one."""
         port = self.next_port()
         for rank, half in enumerate((self.here, self.there)):
             environment = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0",
                            "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self.options.address,
                            "MASTER_PORT": str(port)}
             words = ["perf", *arguments, "--json", "perf.json", "-T", str(int(seconds) + 60)]
+            program = "nccl-ha"
             if alone:
+                program = "nha-peers"
                 environment["NCCL_IB_HCA"] = "=" + self.device_of(half)
+                if self.options.libnccl:
+                    environment["LIBNCCL"] = self.options.libnccl
             else:
                 words += ["--device", self.device_of(half)]
-            half.call("start", "perf", "nccl-ha", words, environment)
+            half.call("start", "perf", program, words, environment)
         if meanwhile:
             meanwhile()
         first = self.here.call("finish", "perf", self.limit(seconds + 90))
@@ -317,7 +321,6 @@ class Report:
         found = {}
         common = ["--against", "ib", "--plugin", "libnccl-net-ha.so", "--rounds",
                   str(self.options.turns)]
-        common += ["--libnccl", self.options.libnccl] if self.options.libnccl else []
         for name, words in (("one message of 8 bytes", ["latency", "-b", "8", "-e", "8", "-I", "2000"]),
                             ("bandwidth", ["pt2pt", "-b", "64K", "-e", self.options.largest, "-f", "16",
                                            "--reuse", "-c", "0", "--seconds", "1"])):

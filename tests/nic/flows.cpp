@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "runtime/base/clock.h"
+#include "tests/rig/peers/nccl_nets.h"
 #include "tools/common/net_library.h"
 
 namespace {
@@ -323,8 +324,7 @@ class Side {
   const char* nic = std::getenv("NHA_NIC");
   const std::string mine = std::string(nic == nullptr ? "" : nic) + (sends ? ",host=1" : ",host=2");
   setenv("NHA_NIC", mine.c_str(), 1);
-  const char* libnccl = std::getenv("LIBNCCL");
-  auto library = NetLibrary::open(plugin, 0, libnccl == nullptr ? "" : libnccl);
+  auto library = NetLibrary::open(plugin, 0);
   if (!library) {
     end(1, library.error().message());
   }
@@ -351,6 +351,7 @@ class Side {
 }  // namespace
 
 int main(int argc, char** argv) {
+  nccl_ha::tools::know_nets(&nccl_ha::rig::nccl_nets);
   if (argc < 3) {
     std::fprintf(stderr, "usage: flows PLUGIN SECONDS [BYTES [merged|late]]\n");
     return 2;

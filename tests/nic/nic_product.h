@@ -13,6 +13,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/fabric/verbs/device_watch.h"
 #include "runtime/fabric/verbs/port.h"
+#include "runtime/fabric/verbs/port_list.h"
 #include "runtime/fabric/verbs/verbs_path.h"
 #include "tests/nic/nic_world.h"
 #include "tests/support/path_harness.h"

@@ -131,6 +131,29 @@ TEST(NicProduct, WhoHasAwaitedAPathsStopHearsOfNothingMore) {
   });
 }
 
+/// Each command to it takes a minute, and opening it takes several.
+TEST(NicProduct, ADeviceWhoseFirmwareHangsIsLeftOutAndTheOtherOneIsNotKeptWaiting) {
+  with_nic("devices=2", [](Control& control) {
+    const std::string hung = ports_of({}).at(0).info.device;
+    const std::string healthy = ports_of({}).at(1).info.device;
+    control.set_mode(host, 0, emulated::Mode::hung);
+    const LogLines log;
+    Config without;
+    without.ib_hca = "^=" + hung;
+    const uint64_t commands = control.device(host, 0).counters.verbs.load();
+    EXPECT_EQ(verbs::list_ports(without)->ports.size(), 1U);
+    EXPECT_EQ(control.device(host, 0).counters.verbs.load(), commands) << "it was opened";
+    const auto start = std::chrono::steady_clock::now();
+    const auto list = verbs::list_ports({}, std::chrono::milliseconds(1000));
+    EXPECT_LT(seconds_since(start), 30) << "it waited for the firmware";
+    EXPECT_GT(seconds_since(start), 1) << "the fault did not happen";
+    ASSERT_TRUE(list) << list.error().message();
+    ASSERT_EQ(list->ports.size(), 1U);
+    EXPECT_EQ(list->ports[0].info.device, healthy);
+    EXPECT_EQ(log.count("is left out: its firmware has not answered for 1 s"), 1U);
+  });
+}
+
 /// Datagrams over Ethernet take over, where there is nothing else.
 TEST(NicProduct, WhatIsNeitherInfiniBandNorRoceIsLeftOut) {
   for (const auto& [setting, why] : {std::pair("transport=iwarp", "its transport is not"),

@@ -3,10 +3,14 @@
 
 usage: hardening_test.py LIBRARY PROGRAM ARCHIVE_DIR; ARCHIVE_DIR has the static libraries
 """
+import os
 import pathlib
+import platform
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 import told_skips
@@ -19,6 +23,9 @@ def output_of(*command):
                           check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}"
     return done.stdout
+
+
+MACHINE = output_of("readelf", "-hW", PROGRAM).lower().replace("-", "_")
 
 
 class Binaries(unittest.TestCase):
@@ -37,6 +44,29 @@ class Binaries(unittest.TestCase):
             with self.subTest(file=file):
                 self.assertRegex(symbols, r"UND __stack_chk_fail@")
                 self.assertRegex(symbols, r"UND __[a-z]+_chk@", "_FORTIFY_SOURCE")
+
+    def test_they_need_only_a_c_library_as_old_as_the_oldest_supported(self):
+        for file in (LIBRARY, PROGRAM):
+            with self.subTest(file=file):
+                needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output_of("readelf", "-dW", file))
+                self.assertIn("libc.so.6", needed)
+                for library in needed:
+                    self.assertRegex(library, r"^(lib[cm]\.so\.6|ld-linux.*)$")
+                versions = {tuple(map(int, version.split("."))) for version in
+                            re.findall(r"GLIBC_([0-9.]+)", output_of("readelf", "-VW", file))}
+                self.assertLessEqual(max(versions), (2, 34))
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root changes the root folder")
+    @unittest.skipUnless(platform.machine() in MACHINE, "it is another machine's")
+    def test_the_program_runs_where_nothing_else_is(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            shutil.copy(PROGRAM, root / "nccl-ha")
+            for path in re.findall(r"(/\S+)", output_of("ldd", PROGRAM)):
+                (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, root / path[1:])
+            for arguments in (("--version",), ("info", "--markdown"), ("check", "--help")):
+                self.assertTrue(output_of("chroot", folder, "/nccl-ha", *arguments))
 
     def test_tools_check_the_bounds_of_containers(self):
         self.assertIn("__glibcxx_assert_fail",

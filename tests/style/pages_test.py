@@ -106,6 +106,7 @@ def message_pieces(message):
 # What is put together at run time: the parts that the sources have.
 COMPOSED = {
     "of this host has no link": ("of this host ... no link",),
+    "no usable network interface matches": ("no usable network interface", "matches HA_NCCL_IFNAME"),
     "moved to the shadow path": ("traffic to ... moved ... path", "to the shadow"),
     "cannot take over through a device of this host": ("cannot take over through a device ...",
                                                        "of this host"),

@@ -172,7 +172,7 @@ class Life {
 inline void live_under(Told& told, From from, const std::function<void()>& tighten,
                        const std::function<void()>& loosen) {
   tools::set_plugin_log("", tools::PluginLog::nothing);
-  auto library = tools::NetLibrary::open(plugin_path, 12, "");
+  auto library = tools::NetLibrary::open(plugin_path, 12);
   if (!library) {
     tell(told, library.error());
     _exit(1);

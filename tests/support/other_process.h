@@ -57,7 +57,7 @@ class Child {
 };
 
 inline std::unique_ptr<tools::NetLibrary> load_library(int version) {
-  auto opened = tools::NetLibrary::open(plugin_path, version, "");
+  auto opened = tools::NetLibrary::open(plugin_path, version);
   if (!opened || !(*opened)->api().init()) {
     return nullptr;
   }

@@ -9,6 +9,7 @@
 #include "runtime/fabric/datagram/fault_io.h"
 #include "runtime/fabric/datagram/port.h"
 #include "runtime/fabric/datagram/udp_io.h"
+#include "runtime/fabric/verbs/port_list.h"
 #include "runtime/fabric/verbs/ud_io.h"
 #include "tests/rig/sim/secrets.h"
 #include "tests/support/memory_network.h"

@@ -8,6 +8,7 @@
 #include "runtime/base/config.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/verbs/port.h"
+#include "runtime/fabric/verbs/port_list.h"
 #include "runtime/fabric/verbs/verbs_path.h"
 #include "tests/rig/sim/network.h"
 #include "tests/rig/sim/rdma.h"

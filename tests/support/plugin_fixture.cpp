@@ -119,7 +119,7 @@ void PluginFixture::SetUp() {
 }
 
 void PluginFixture::load() {
-  auto opened = tools::NetLibrary::open(plugin_path, version(), "");
+  auto opened = tools::NetLibrary::open(plugin_path, version());
   ASSERT_TRUE(opened) << opened.error().message();
   library_ = std::move(*opened);
   auto initialized = api().init();

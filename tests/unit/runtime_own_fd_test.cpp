@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -161,6 +162,39 @@ TEST(OwnFds, AForkDoesNotWaitForEver) {
   ends = true;
   ends.notify_one();
   holder.join();
+}
+
+/// As where a device is opened whose firmware hangs.
+TEST(OwnFds, WhoTakesLongToMakeOneHoldsUpForksOnly) {
+  std::atomic<bool> held{false};
+  std::atomic<bool> ends{false};
+  std::thread holder([&] {
+    OwnFds own;
+    held = true;
+    ends.wait(false);
+  });
+  ASSERT_TRUE(test::until([&] { return held.load(); }));
+  std::atomic<bool> made{false};
+  std::thread maker([&] {
+    close_fd(make_event());
+    made = true;
+  });
+  EXPECT_TRUE(test::until([&] { return made.load(); }));
+  ends = true;
+  ends.notify_one();
+  maker.join();
+  holder.join();
+}
+
+TEST(OwnFds, AChildOutOfTheMidstOfOneMakesItsOwn) {
+  EXPECT_TRUE(in_child([] {
+    auto own = std::make_unique<OwnFds>();
+    return in_child([&] {
+      own.reset();  // its parent's, whose lock is not the child's
+      const int fd = make_event();
+      return fd >= 0 && in_child([&] { return !is_open(fd); });
+    });
+  }));
 }
 
 TEST(OwnFds, ACloneWaitsForNoThreadOfItsParents) {

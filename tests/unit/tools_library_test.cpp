@@ -13,7 +13,6 @@
 
 #include "tests/support/temporary_folder.h"
 #include "tools/common/elf_symbols.h"
-#include "tools/common/nccl_builtin.h"
 #include "tools/common/nccl_conf.h"
 #include "tools/common/net_library.h"
 #include "tools/common/plugin_search.h"
@@ -287,7 +286,7 @@ TEST(NetLibrary, names_come_apart_at_the_colon) {
 }
 
 void expect_open_fails(const std::string& name, int abi, const std::string& why) {
-  const auto opened = NetLibrary::open(name, abi, "");
+  const auto opened = NetLibrary::open(name, abi);
   ASSERT_FALSE(opened.ok()) << name;
   EXPECT_NE(opened.error().message().find(why), std::string::npos) << opened.error().message();
 }
@@ -313,15 +312,24 @@ TEST(NetApi, an_incomplete_table_is_refused_by_the_missing_call) {
   EXPECT_FALSE(NetApi::make(&table, 13).ok());
 }
 
-TEST(BuiltinNet, a_wrong_libnccl_is_refused) {
-  EXPECT_TRUE(is_builtin_net("socket"));
-  EXPECT_FALSE(is_builtin_net("Socket"));
-  const auto missing = open_builtin_net("socket", "/no/such/libnccl.so.2");
-  ASSERT_FALSE(missing.ok());
-  EXPECT_NE(missing.error().what.find("/no/such/libnccl.so.2"), std::string::npos);
-  const auto other = open_builtin_net("socket", "libm.so.6");
-  ASSERT_FALSE(other.ok());
-  EXPECT_NE(other.error().what.find("not NCCL"), std::string::npos);
+std::optional<Result<KnownNet>> partial_or_refused(const std::string& name) {
+  static abi::NetV8 table{};
+  table.name = "partial";
+  if (name == "refused") {
+    return Result<KnownNet>(fail(Errc::invalid_argument, "for a test"));
+  }
+  return name == "partial" ? std::optional(Result<KnownNet>(KnownNet{&table, 8, "somewhere"}))
+                           : std::nullopt;
+}
+
+TEST(NetLibrary, a_program_may_know_plugins_that_are_no_files) {
+  know_nets(&partial_or_refused);
+  expect_open_fails("partial", 0, "somewhere: ");
+  expect_open_fails("partial", 7, "'partial' of somewhere has ABI v8 only");
+  expect_open_fails("refused", 0, "for a test");
+  expect_open_fails("nha-no-such-plugin", 0, "libnccl-net-nha-no-such-plugin.so");
+  know_nets(nullptr);
+  expect_open_fails("partial", 0, "libnccl-net-partial.so");
 }
 
 }  // namespace

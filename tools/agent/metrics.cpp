@@ -1,60 +1,19 @@
-#include <prometheus/metric_family.h>
-#include <prometheus/text_serializer.h>
-
+#include <chrono>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "tools/agent/view.h"
+#include "tools/common/metrics_text.h"
 
 namespace nccl_ha::tools {
 namespace {
 
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
-using prometheus::MetricType;
-using Labels = std::vector<std::pair<std::string, std::string>>;
+using Labels = MetricsText::Labels;
 
 /// Flows beyond that would make a series each, for ever: their sums are there all the same.
 constexpr size_t flows_shown_max = 256;
 
-class Families {
- public:
-  void add(MetricType type, const std::string& name, const std::string& help, double value,
-           const Labels& labels = {}) {
-    if (families_.empty() || families_.back().name != "nccl_ha_agent_" + name) {
-      MetricFamily family;
-      family.name = "nccl_ha_agent_" + name;
-      family.help = help;
-      family.type = type;
-      families_.push_back(std::move(family));
-    }
-    ClientMetric metric;
-    for (const auto& [label, text] : labels) {
-      metric.label.push_back({label, text});
-    }
-    if (type == MetricType::Counter) {
-      metric.counter.value = value;
-    } else {
-      metric.gauge.value = value;
-    }
-    families_.back().metric.push_back(std::move(metric));
-  }
-  void gauge(const std::string& name, const std::string& help, double value,
-             const Labels& labels = {}) {
-    add(MetricType::Gauge, name, help, value, labels);
-  }
-  void counter(const std::string& name, const std::string& help, uint64_t value,
-               const Labels& labels = {}) {
-    add(MetricType::Counter, name, help, static_cast<double>(value), labels);
-  }
-  std::string text() const { return prometheus::TextSerializer().Serialize(families_); }
-
- private:
-  std::vector<MetricFamily> families_;
-};
-
-void add_self(const AgentView& view, Families& out) {
+void add_self(const AgentView& view, MetricsText& out) {
   const WorkerCounters& worker = *view.context->counters();
   out.gauge("up_seconds", "How long the agent has run",
             std::chrono::duration<double>(view.context->now() - view.started).count());
@@ -65,7 +24,7 @@ void add_self(const AgentView& view, Families& out) {
   out.counter("reloads_total", "Times that the settings were read again", view.reloads);
 }
 
-void add_registrations(const AgentView& view, Families& out) {
+void add_registrations(const AgentView& view, MetricsText& out) {
   const FlowBoard& board = *view.board;
   const RegistrationPort::Counts& counts = view.registrations->counts();
   out.gauge("processes", "Processes that are connected",
@@ -85,7 +44,7 @@ void add_registrations(const AgentView& view, Families& out) {
   out.counter("processes_ended_total", help, counts.lost, {{"why", "lost"}});
 }
 
-void add_telemetry(const AgentView& view, Families& out) {
+void add_telemetry(const AgentView& view, MetricsText& out) {
   const TelemetryPort::Counts& counts = view.telemetry->counts();
   const char* help = "Datagrams of switches, by what became of them";
   for (const auto& [result, value] : std::initializer_list<std::pair<const char*, uint64_t>>{
@@ -108,72 +67,52 @@ void add_telemetry(const AgentView& view, Families& out) {
               counts.send_failures);
 }
 
-void add_flows(const AgentView& view, Families& out) {
+void add_flows(const AgentView& view, MetricsText& out) {
   const FlowBoard& board = *view.board;
   out.counter("hints_written_total", "Changes in the table of hints", board.counts().hints);
   out.counter("levels_unmatched_total", "Levels told of flows that nobody registered",
               board.counts().unmatched);
   out.counter("backpressure_begun_total", "Times that a flow lost a rail to backpressure",
               board.counts().backpressure);
-  // A family's series must follow each other, so each is gone through by itself.
-  const auto each_flow = [&](const auto& add) {
-    size_t shown = 0;
-    for (const auto& [flow, slot] : board.registry().all()) {
-      if (++shown > flows_shown_max) {
-        return;
-      }
-      add(board.state(slot),
-          Labels{{"source", text_of(flow.source)}, {"destination", text_of(flow.destination)}});
+  size_t shown = 0;
+  for (const auto& [flow, slot] : board.registry().all()) {
+    if (++shown > flows_shown_max) {
+      return;
     }
-  };
-  each_flow([&](const FlowBoard::FlowState& state, const Labels& labels) {
+    const FlowBoard::FlowState& state = board.state(slot);
+    Labels labels{{"source", text_of(flow.source)}, {"destination", text_of(flow.destination)}};
     out.gauge("flow_share", "Part of the flow that goes over the second rail",
               state.decision.share / 1024.0, labels);
-  });
-  each_flow([&](const FlowBoard::FlowState& state, Labels labels) {
+    out.gauge("flow_backpressure", "1: a rail of the flow gets nothing",
+              state.decision.backpressure ? 1 : 0, labels);
     labels.emplace_back("rail", "");
     for (size_t rail = 0; rail < 2; ++rail) {
       labels.back().second = std::to_string(rail);
       out.gauge("flow_congestion", "Filtered congestion of a rail, 0 to 255",
                 state.policy.level(rail, view.context->now()), labels);
     }
-  });
-  each_flow([&](const FlowBoard::FlowState& state, const Labels& labels) {
-    out.gauge("flow_backpressure", "1: a rail of the flow gets nothing",
-              state.decision.backpressure ? 1 : 0, labels);
-  });
+  }
 }
 
-void add_rails(const AgentView& view, Families& out) {
-  const auto each_rail = [&](const auto& add) {
-    for (const NicMeter::Rail& rail : view.nics->rails()) {
-      if (rail.reading) {
-        add(rail, Labels{{"interface", rail.interface}});
-      }
+void add_rails(const AgentView& view, MetricsText& out) {
+  for (const NicMeter::Rail& rail : view.nics->rails()) {
+    if (!rail.reading) {
+      continue;
     }
-  };
-  each_rail([&](const NicMeter::Rail& rail, const Labels& labels) {
+    const Labels labels{{"interface", rail.interface}};
     out.counter("rail_sent_bytes_total", "As its NIC counts", rail.reading->bytes_out, labels);
-  });
-  each_rail([&](const NicMeter::Rail& rail, const Labels& labels) {
     out.counter("rail_received_bytes_total", "As its NIC counts", rail.reading->bytes_in, labels);
-  });
-  each_rail([&](const NicMeter::Rail& rail, const Labels& labels) {
     out.counter("rail_pauses_received_total", "Pause frames", rail.reading->pauses_in, labels);
-  });
-  each_rail([&](const NicMeter::Rail& rail, const Labels& labels) {
     out.counter("rail_discards_total", "Packets without room", rail.reading->discards, labels);
-  });
-  each_rail([&](const NicMeter::Rail& rail, const Labels& labels) {
     out.gauge("rail_congestion", "Of the host's own end, 0 to 255",
               rail.load ? rail.load->level : 0, labels);
-  });
+  }
 }
 
 }  // namespace
 
 std::string metrics_of(const AgentView& view) {
-  Families out;
+  MetricsText out("nccl_ha_agent_");
   add_self(view, out);
   add_registrations(view, out);
   add_telemetry(view, out);

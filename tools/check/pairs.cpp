@@ -102,7 +102,7 @@ class DeviceTrial {
 
   Result<void> open(const std::string& plugin, const CheckedDevice& device) {
     only_.emplace(device.variable, device.value);
-    auto library = NetLibrary::open(plugin, 0, "");
+    auto library = NetLibrary::open(plugin, 0);
     if (!library) {
       return library.error();
     }

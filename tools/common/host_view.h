@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/base/config.h"
-#include "runtime/fabric/verbs/device.h"
+#include "runtime/fabric/verbs/port_list.h"
 
 namespace nccl_ha::tools {
 

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "tools/common/elf_symbols.h"
-#include "tools/common/nccl_builtin.h"
 #include "tools/common/net_library_tables.h"
 #include "tools/common/plugin_search.h"
 
@@ -25,6 +24,8 @@ struct LogState {
   PluginLog level = PluginLog::warnings;
 };
 constexpr size_t warnings_max = 100;
+
+KnownNets known_nets = nullptr;
 
 /// Lives until the process ends: a plugin's thread may log at any time.
 LogState& log_state() {
@@ -324,25 +325,26 @@ NetLibrary::~NetLibrary() {
   }
 }
 
-Result<std::unique_ptr<NetLibrary>> NetLibrary::open(const std::string& name, int abi,
-                                                     const std::string& libnccl) {
+void know_nets(KnownNets nets) { known_nets = nets; }
+
+Result<std::unique_ptr<NetLibrary>> NetLibrary::open(const std::string& name, int abi) {
   if (abi != 0 && (abi < abi_oldest || abi > abi_newest)) {
     return fail(Errc::invalid_argument, fmt::format("--abi {} is not a version from {} to {}", abi,
                                                     abi_oldest, abi_newest));
   }
   LoadedFile loaded;
   FoundTable found;
-  if (is_builtin_net(name)) {
-    auto builtin = open_builtin_net(name, libnccl);
-    if (!builtin) {
-      return builtin.error();
+  if (const auto known = known_nets == nullptr ? std::nullopt : known_nets(name)) {
+    if (!*known) {
+      return known->error();
     }
-    if (abi != 0 && abi != builtin->abi) {
+    const KnownNet& net = **known;
+    if (abi != 0 && abi != net.abi) {
       return fail(Errc::invalid_argument,
-                  fmt::format("'{}' of {} has ABI v{} only", name, builtin->file, builtin->abi));
+                  fmt::format("'{}' of {} has ABI v{} only", name, net.file, net.abi));
     }
-    loaded.file = builtin->file;
-    found = {builtin->table, builtin->abi};
+    loaded.file = net.file;
+    found = {net.table, net.abi};
   } else {
     const PluginName parts = split_plugin_name(name);
     auto file = load_by_name(parts.file);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -140,15 +141,24 @@ class NetApi {
   void* context_ = nullptr;  ///< what a v11 or newer init() made
 };
 
+/// A plugin's table in a library that stays loaded.
+struct KnownNet {
+  const void* table = nullptr;
+  int abi = 0;
+  std::string file;
+};
+/// nullopt: the name is none of those.
+using KnownNets = std::optional<Result<KnownNet>> (*)(const std::string& name);
+/// Names of plugins that are no files; by default there are none.  Before the first is opened.
+void know_nets(KnownNets nets);
+
 /// A loaded plugin.  Closing unloads the library, as NCCL does.
 class NetLibrary {
  public:
   /// Loads FILE[:SYMBOL], our own plugin from beside this program (tools/common/plugin_search.h), a
   /// bare name by NCCL's rules (NAME, then libnccl-net-NAME.so, both along the loader's path), or
-  /// NCCL's own transport `socket` or `ib` out of an installed libnccl.so.2
-  /// (`libnccl`, or searched for when empty).  `abi` 0 takes the newest version offered.
-  static Result<std::unique_ptr<NetLibrary>> open(const std::string& name, int abi,
-                                                  const std::string& libnccl);
+  /// what is known by that name.  `abi` 0 takes the newest version offered.
+  static Result<std::unique_ptr<NetLibrary>> open(const std::string& name, int abi);
   ~NetLibrary();
   NetLibrary(const NetLibrary&) = delete;
   NetLibrary& operator=(const NetLibrary&) = delete;

@@ -20,7 +20,7 @@ const Words topologies{"pair", "rails-4x2", "islands", "ring-4", "line-3", "star
 const Words types{"int8",   "uint8", "int32",    "uint32", "int64",
                   "uint64", "half",  "bfloat16", "float",  "double"};
 const Words reductions{"sum", "prod", "min", "max", "avg"};
-const Words plugins{"ha", "socket", "ib", any_file};
+const Words plugins{"ha", any_file};
 const Words operations{"all_reduce", "all_gather", "reduce_scatter", "broadcast",
                        "alltoall",   "sendrecv",   "pt2pt",          "latency"};
 const Words orders{"name", "rate", "sent", "received", "open", "again"};
@@ -35,7 +35,6 @@ const std::map<std::pair<std::string, std::string>, Words> values{
     {{"perf", "-o"}, reductions},
     {{"perf", "--plugin"}, plugins},
     {{"perf", "--against"}, plugins},
-    {{"perf", "--libnccl"}, {any_file}},
     {{"perf", "--json"}, {any_file}},
     {{"perf", "--baseline"}, {any_file}},
     {{"perf", "--env"}, {"@setting"}},

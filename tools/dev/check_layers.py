@@ -50,7 +50,7 @@ FOREIGN = [
     (re.compile(r"^(uv\.h|uv/.*)$"), {"runtime", "tests"}),
     (re.compile(r"^concurrentqueue/"), {"runtime", "tests"}),
     (re.compile(r"^infiniband/"), {"runtime", "tests"}),
-    (re.compile(r"^(CLI/|nlohmann/|prometheus/)"), {"tools", "tests"}),
+    (re.compile(r"^(CLI/|nlohmann/)"), {"tools", "tests"}),
     (re.compile(r"^sodium"), {"tools", "tests", "runtime"}),
     (re.compile(r"^gtest/"), {"tests"}),
 ]
@@ -69,6 +69,7 @@ RIG = {
     "tests/rig/runs/": ("runtime/", "ha/", "actors/", "relay/", "plugin/", "tools/common/",
                         "tests/rig/sim/"),
     "tests/rig/guests/": ("runtime/", "tools/common/", "tools/lab/"),
+    "tests/rig/peers/": ("runtime/", "tools/common/", "tools/commands.h"),
     "tests/rig/nic/": (),
 }
 

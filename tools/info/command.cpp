@@ -14,7 +14,7 @@
 #include "runtime/fabric/interfaces.h"
 #include "runtime/fabric/port_halves.h"
 #include "runtime/fabric/provider.h"
-#include "runtime/fabric/verbs/device.h"
+#include "runtime/fabric/verbs/port_list.h"
 #include "tools/commands.h"
 #include "tools/common/host_view.h"
 #include "tools/common/nccl_conf.h"

@@ -80,7 +80,7 @@ std::string operations_help() {
   return text +
          "\nExamples:\n"
          "  nccl-ha perf all_reduce --ranks 4 -b 8 -e 64M --plugin ./libnccl-net-ha.so\n"
-         "  nccl-ha perf pt2pt -b 64M -e 64M --plugin ha --against socket\n"
+         "  nccl-ha perf pt2pt -b 64M -e 64M --plugin ha --against ./other.so\n"
          "  nccl-ha perf latency -b 8 -e 8 --plugin ha --env HA_NCCL_USE_PROGRESS_THREAD=0\n"
          "  nccl-ha perf all_reduce --seconds 2 --baseline before.json\n"
          "  torchrun --nnodes 2 --no-python nccl-ha perf alltoall --plugin ha\n"
@@ -226,8 +226,7 @@ void add_environment(CLI::App& perf, RawOptions& raw) {
       ->check(within(1, 512, "ranks"))
       ->capture_default_str();
   perf.add_option("--plugin", o.plugin.name,
-                  "FILE[:SYMBOL], a bare name by NCCL's rules (ha: first beside this program), or "
-                  "NCCL's own 'socket' or 'ib'")
+                  "FILE[:SYMBOL], or a bare name by NCCL's rules (ha: first beside this program)")
       ->capture_default_str();
   perf.add_option("--abi", o.plugin.abi, "ABI version to use instead of the newest (6 to 12)");
   perf.add_option("--env", raw.env,
@@ -241,7 +240,6 @@ void add_environment(CLI::App& perf, RawOptions& raw) {
       ->needs(against);
   perf.add_option("--rounds", o.rounds, "Turns per size (default 1; 5 with --against)")
       ->check(within(1, 100000, "rounds"));
-  perf.add_option("--libnccl", o.libnccl, "libnccl.so.2 that 'socket' and 'ib' are taken from");
   perf.add_option("--device", o.device, "Device of the plugin to use: its number or name")
       ->capture_default_str();
   add_remote_options(perf, raw.remote);

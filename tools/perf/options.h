@@ -32,7 +32,7 @@ bool reduces(OpKind op);
 
 /// A plugin under test and what belongs to it alone.
 struct PluginChoice {
-  std::string name;  ///< FILE[:SYMBOL], a bare name by NCCL's rules, `socket` or `ib`
+  std::string name;  ///< FILE[:SYMBOL], or a bare name by NCCL's rules
   int abi = 0;       ///< 0: the newest found
   std::vector<std::pair<std::string, std::string>> environment;
 };
@@ -41,7 +41,6 @@ struct PerfOptions {
   OpKind op = OpKind::all_reduce;
   PluginChoice plugin;
   PluginChoice against;  ///< name empty: nothing to compare with
-  std::string libnccl;   ///< where `socket` and `ib` come from; empty: search
   uint32_t ranks = 2;    ///< local ranks; ignored under a launcher
   std::string rendezvous;
   uint64_t min_bytes = 8;

@@ -74,7 +74,7 @@ class Rank {
  private:
   Result<void> load() {
     activity_ = fmt::format("loading {}", setup_.plugin.name);
-    auto library = NetLibrary::open(setup_.plugin.name, setup_.plugin.abi, o_.libnccl);
+    auto library = NetLibrary::open(setup_.plugin.name, setup_.plugin.abi);
     if (!library) {
       return library.error();
     }

@@ -1,12 +1,11 @@
 #include <fmt/format.h>
-#include <prometheus/metric_family.h>
-#include <prometheus/text_serializer.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 #include "runtime/base/host.h"
 #include "runtime/base/version.h"
+#include "tools/common/metrics_text.h"
 #include "tools/relay/relay_view.h"
 
 namespace nccl_ha::tools {
@@ -116,33 +115,27 @@ nlohmann::json relay_status(const RelayView& view) {
 }
 
 std::string relay_metrics(const RelayView& view) {
-  std::vector<prometheus::MetricFamily> families;
-  const auto add = [&](std::string name, const std::string& help, double value, bool sum) {
-    prometheus::MetricFamily family;
-    family.name = "nccl_ha_relay_" + std::move(name) + (sum ? "_total" : "");
-    family.help = help;
-    family.type = sum ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge;
-    prometheus::ClientMetric metric;
-    (sum ? metric.counter.value : metric.gauge.value) = value;
-    family.metric.push_back(metric);
-    families.push_back(std::move(family));
-  };
+  MetricsText out("nccl_ha_relay_");
   each_relay_counter(view, [&](const CounterInfo& info, uint64_t value) {
-    add(info.name, fmt::format("{}: {}", info.unit, info.help), static_cast<double>(value),
-        info.kind == CounterKind::sum);
+    const std::string help = fmt::format("{}: {}", info.unit, info.help);
+    if (info.kind == CounterKind::sum) {
+      out.counter(fmt::format("{}_total", info.name), help, value);
+    } else {
+      out.gauge(info.name, help, static_cast<double>(value));
+    }
   });
-  add("up_seconds", "How long the node has run",
-      std::chrono::duration<double>(view.context->now() - view.started).count(), false);
+  out.gauge("up_seconds", "How long the node has run",
+            std::chrono::duration<double>(view.context->now() - view.started).count());
   if (const relay::Discovery* discovery = view.discovery->discovery()) {
-    add("hosts", "Hosts that are known", static_cast<double>(discovery->states().size()), false);
-    add("discovery_refused", "Packets that were no good, or of nobody known",
-        static_cast<double>(discovery->counts().refused), true);
-    add("discovery_forged", "Packets without the cluster's key",
-        static_cast<double>(discovery->seal_counts().forged), true);
-    add("discovery_repeated", "Packets that came before",
-        static_cast<double>(discovery->seal_counts().repeated), true);
+    out.gauge("hosts", "Hosts that are known", static_cast<double>(discovery->states().size()));
+    out.counter("discovery_refused_total", "Packets that were no good, or of nobody known",
+                discovery->counts().refused);
+    out.counter("discovery_forged_total", "Packets without the cluster's key",
+                discovery->seal_counts().forged);
+    out.counter("discovery_repeated_total", "Packets that came before",
+                discovery->seal_counts().repeated);
   }
-  return prometheus::TextSerializer().Serialize(families);
+  return out.text();
 }
 
 std::string relay_page(const RelayView& view) {

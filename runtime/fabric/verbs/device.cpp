@@ -78,35 +78,6 @@ std::string_view next_part(std::string_view* list) {
   return part;
 }
 
-/// To those that may be used, or why it may not.
-void sort_in(const Config& config, const std::shared_ptr<Device>& device, PortInfo info,
-             PortList& list) {
-  const std::string who = fmt::format("{}:{}", info.device, info.port);
-  if (!hca_selected(config.ib_hca, info.device, info.port)) {
-    list.notes.push_back(fmt::format("{} is left out by HA_NCCL_IB_HCA={}", who, config.ib_hca));
-    return;
-  }
-  if (!info.known_link) {
-    list.notes.push_back(
-        fmt::format("{} is not usable: its link layer is neither InfiniBand nor Ethernet", who));
-    return;
-  }
-  if (!info.active) {
-    list.notes.push_back(fmt::format("{} is not usable: its port is {}", who, info.state));
-    list.down.push_back(std::move(info));
-    return;
-  }
-  const auto want = gid_preference(config, info);
-  if (!select_gid(info.gids, *want) && info.needs_gid()) {
-    list.notes.push_back(fmt::format(
-        "{} is not usable: none of its {} GIDs fits the settings (does {} have an IP address?)",
-        who, info.gids.size(), info.netdev.empty() ? "its interface" : info.netdev));
-    list.without_gid.push_back(std::move(info));
-    return;
-  }
-  list.ports.push_back({device, std::move(info)});
-}
-
 }  // namespace
 
 std::string memlock_hint(int error) {
@@ -492,56 +463,6 @@ Result<GidPreference> gid_preference(const Config& config, const PortInfo& port)
     }
   }
   return want;
-}
-
-Result<PortList> list_ports(const Config& config) {
-  PortList list;
-  // Settings are checked even where there is no device: a typing error should not wait for one.
-  if (auto checked = gid_preference(config, PortInfo{}); !checked) {
-    return checked.error();
-  }
-  auto library = Library::load();
-  if (!library) {
-    list.notes.push_back(library.error().message());
-    return list;
-  }
-  int count = 0;
-  errno = 0;
-  ibv_device** devices = (*library)->device.get_list(&count);
-  if (devices == nullptr || count == 0) {
-    list.notes.push_back(
-        errno == 0 || errno == ENOSYS || errno == ENOENT
-            ? std::string("this host has no RDMA device")
-            : fmt::format("no RDMA device can be listed: {}", std::strerror(errno)));
-  }
-  for (int i = 0; devices != nullptr && i < count; ++i) {
-    if (devices[i]->transport_type != IBV_TRANSPORT_IB) {  // which RoCE has, too
-      list.notes.push_back(
-          fmt::format("{} is not usable: its transport is not InfiniBand's (iWARP, EFA)",
-                      (*library)->device.get_name(devices[i])));
-      continue;
-    }
-    auto device = Device::open(**library, devices[i], config);
-    if (!device) {
-      list.notes.push_back(device.error().message());
-      continue;
-    }
-    for (unsigned number = 1; number <= (*device)->port_count(); ++number) {
-      auto info = (*device)->query(static_cast<uint8_t>(number));
-      if (!info) {
-        list.notes.push_back(info.error().message());
-        continue;
-      }
-      sort_in(config, *device, std::move(*info), list);
-    }
-  }
-  if (devices != nullptr) {
-    (*library)->device.free_list(devices);
-  }
-  std::sort(list.ports.begin(), list.ports.end(), [](const UsablePort& a, const UsablePort& b) {
-    return std::pair(a.info.device, a.info.port) < std::pair(b.info.device, b.info.port);
-  });
-  return list;
 }
 
 }  // namespace nccl_ha::fabric::verbs

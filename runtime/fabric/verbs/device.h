@@ -203,18 +203,6 @@ struct UsablePort {
   PortInfo info;
 };
 
-/// What was found, and why the rest is of no use (for logs).
-struct PortList {
-  std::vector<UsablePort> ports;
-  std::vector<PortInfo> down;         ///< selected by the settings, but not active
-  std::vector<PortInfo> without_gid;  ///< active, but no GID fits
-  std::vector<std::string> notes;
-};
-
-/// Opens all devices and keeps the ports that are active and selected by the settings.  An error
-/// only where settings are wrong; no library and no device are notes.
-Result<PortList> list_ports(const Config& config);
-
 /// What a message of a call that failed with `error` (an errno) adds where it is ENOMEM and the
 /// process has a limit: registered memory and a device's queues count against RLIMIT_MEMLOCK.  Else
 /// nothing.

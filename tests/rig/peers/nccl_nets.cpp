@@ -1,4 +1,4 @@
-#include "tools/common/nccl_builtin.h"
+#include "tests/rig/peers/nccl_nets.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,10 +11,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "tools/common/elf_symbols.h"
 
-namespace nccl_ha::tools {
+namespace nccl_ha::rig {
 namespace {
 
 /// Bytes of an ncclNet_v11_t and of an ncclNet_v12_t.
@@ -40,13 +41,13 @@ Result<int> abi_of_release(void* library, const std::string& file) {
   }
   return fail(Errc::invalid_argument,
               fmt::format("{} is NCCL {}.{}.{}; its own transports can be used from 2.28 to 2.30 "
-                          "only: pass another with --libnccl",
+                          "only: name another by LIBNCCL",
                           file, version / 10000, minor, version % 100));
 }
 
 Result<void> replace_get_device(uintptr_t base, const std::string& file) {
 #if defined(__x86_64__)
-  const auto symbol = find_single_symbol(file, "cudaGetDevice");
+  const auto symbol = tools::find_single_symbol(file, "cudaGetDevice");
   if (!symbol) {
     return symbol.error();
   }
@@ -85,7 +86,7 @@ void add_matches(const std::string& pattern, std::vector<std::string>& out) {
   globfree(&matches);
 }
 
-Result<BuiltinNet> find_in(void* library, const std::string& name) {
+Result<tools::KnownNet> find_in(void* library, const std::string& name) {
   link_map* map = nullptr;
   if (dlinfo(library, RTLD_DI_LINKMAP, &map) != 0 || map == nullptr) {
     return fail(Errc::system, fmt::format("dlinfo: {}", dlerror()));
@@ -95,7 +96,7 @@ Result<BuiltinNet> find_in(void* library, const std::string& name) {
   if (!abi) {
     return abi.error();
   }
-  const auto symbol = find_single_symbol(file, name == "ib" ? "ncclNetIb" : "ncclNetSocket");
+  const auto symbol = tools::find_single_symbol(file, name == "ib" ? "ncclNetIb" : "ncclNetSocket");
   if (!symbol) {
     return symbol.error();
   }
@@ -108,12 +109,8 @@ Result<BuiltinNet> find_in(void* library, const std::string& name) {
   if (auto replaced = replace_get_device(base, file); !replaced) {
     return replaced.error();
   }
-  return BuiltinNet{reinterpret_cast<const void*>(base + symbol->address), *abi, file};
+  return tools::KnownNet{reinterpret_cast<const void*>(base + symbol->address), *abi, file};
 }
-
-}  // namespace
-
-bool is_builtin_net(const std::string& name) { return name == "socket" || name == "ib"; }
 
 std::vector<std::string> libnccl_candidates() {
   std::vector<std::string> files{"libnccl.so.2"};
@@ -133,23 +130,32 @@ std::vector<std::string> libnccl_candidates() {
   return files;
 }
 
-Result<BuiltinNet> open_builtin_net(const std::string& name, const std::string& libnccl) {
-  const std::vector<std::string> files =
-      libnccl.empty() ? libnccl_candidates() : std::vector<std::string>{libnccl};
+Result<tools::KnownNet> open_nccl_net(const std::string& name) {
+  const char* asked = std::getenv("LIBNCCL");
+  const bool any = asked == nullptr || *asked == 0;
   std::string reason;
-  for (const std::string& file : files) {
+  for (const std::string& file : any ? libnccl_candidates() : std::vector<std::string>{asked}) {
     if (void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL); library != nullptr) {
       return find_in(library, name);
     }
     reason = dlerror();
   }
-  if (!libnccl.empty()) {
-    return fail(Errc::invalid_argument, fmt::format("cannot load {}: {}", libnccl, reason));
+  if (!any) {
+    return fail(Errc::invalid_argument, fmt::format("LIBNCCL: cannot load {}: {}", asked, reason));
   }
   return fail(Errc::invalid_argument,
               fmt::format("'{}' is one of NCCL's own transports, but no libnccl.so.2 was found on "
-                          "the loader's path or in the CUDA folders: pass it with --libnccl FILE",
+                          "the loader's path or in the CUDA folders: name it by LIBNCCL",
                           name));
 }
 
-}  // namespace nccl_ha::tools
+}  // namespace
+
+std::optional<Result<tools::KnownNet>> nccl_nets(const std::string& name) {
+  if (name != "socket" && name != "ib") {
+    return std::nullopt;
+  }
+  return open_nccl_net(name);
+}
+
+}  // namespace nccl_ha::rig

@@ -1,11 +1,10 @@
-// What GCC's own libraries, linked into the plugin, take from the process that loads it: functions
-// of newer C libraries than the oldest we support (GLIBC_2.34), memory at load, and the process
-// itself where a thread's first exception finds no memory.
+// What GCC's own libraries, linked into the plugin and into nccl-ha, take from where they run:
+// functions of newer C libraries than the oldest we support (GLIBC_2.34), memory at load, and the
+// process itself where a thread's first exception finds no memory.
 //
 // libstdc++ and libgcc come as archives made for the C library of the build host and refer to what
 // is new there. Definitions of our own take the place of those functions; they are hidden, so that
-// nobody else meets them. Only the plugin is linked with this file: programs use the shared
-// libraries.
+// nobody else meets them. Programs of the tests use the shared libraries.
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/random.h>
