@@ -45,7 +45,9 @@ class Examples(unittest.TestCase):
                    pathlib.Path(SOURCE) / "tools/completion/nccl-ha.bash"]
         done = run("shellcheck", "--shell=bash", *map(str, scripts))
         self.assertEqual(done.returncode, 0, done.stdout)
-        done = run("shellcheck", "--shell=sh", str(scripts[0]))
+        packages = pathlib.Path(SOURCE) / "tools/package"
+        done = run("shellcheck", "--shell=sh", str(scripts[0]), str(packages / "postinst.in"),
+                   str(packages / "prerm.in"))
         self.assertEqual(done.returncode, 0, done.stdout)
 
     def prolog(self, status, text):
