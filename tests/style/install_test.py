@@ -115,6 +115,10 @@ class Installed(unittest.TestCase):
         self.assertTrue(needed, "readelf shows no NEEDED at all")
         self.assertEqual([name for name in needed if not LOADABLE.match(name)], [])
 
+    def test_rccl_finds_it_by_a_prefix_of_its_own(self):
+        link = self.library.parent / "librccl-net-ha.so"
+        self.assertEqual(os.readlink(link), "libnccl-net-ha.so")
+
     def test_library_shows_only_its_entry_points(self):
         table = output_of("nm", "-D", "--defined-only", str(self.library))
         names = [line.split()[-1].split("@")[0] for line in table.splitlines() if line.strip()]

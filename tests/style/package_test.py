@@ -69,6 +69,7 @@ class Packages(unittest.TestCase):
     def check_tree(self, root, libraries):
         library = root / "usr" / libraries / "libnccl-net-ha.so"
         self.assertGreater(library.stat().st_size, 100000)
+        self.assertTrue(library.samefile(library.parent / "librccl-net-ha.so"))
         self.assertNotIn(".debug_info", output_of("readelf", "-SW", str(library)))
         self.check_binaries(library, root / "usr/bin/nccl-ha")
         self.assertTrue((root / "usr/share/doc/nccl-ha/examples/90-nccl-ha.conf").exists())

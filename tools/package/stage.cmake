@@ -18,7 +18,8 @@ set(searchable ${readable} OWNER_EXECUTE GROUP_EXECUTE WORLD_EXECUTE)
 
 foreach(component IN LISTS components)
   set(usr ${component}/usr)
-  foreach(what IN ITEMS libnccl-net-ha.so pkgconfig)
+  # The link goes while what it leads to is there.
+  foreach(what IN ITEMS librccl-net-ha.so libnccl-net-ha.so pkgconfig)
     set(from ${usr}/${CPACK_NHA_LIBDIR}/${what})
     set(to ${usr}/${libraries}/${what})
     if(EXISTS ${from} AND NOT from STREQUAL to)
