@@ -19,6 +19,7 @@ install(FILES ${CMAKE_SOURCE_DIR}/tools/completion/nccl-ha.fish
         DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT tools)
 install(FILES ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/LICENSE
               ${CMAKE_SOURCE_DIR}/SECURITY.md ${CMAKE_SOURCE_DIR}/CONTRIBUTING.md
+              ${CMAKE_SOURCE_DIR}/CHANGELOG.md
         DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha COMPONENT tools)
 # Pages for those who use and operate it, with pictures, are the program's; the index says which are
 # for developers.

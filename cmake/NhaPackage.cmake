@@ -3,7 +3,11 @@
 # would each list the files of each package and its texts once more.
 
 set(CPACK_PACKAGE_NAME nccl-ha)
+set(NHA_CANDIDATE "" CACHE STRING "Of a version to come: rc1 makes packages of 1.0.0~rc1")
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
+if(NHA_CANDIDATE)
+  string(APPEND CPACK_PACKAGE_VERSION "~${NHA_CANDIDATE}")  # both kinds sort it before the version
+endif()
 set(CPACK_PACKAGE_VENDOR "nccl-ha")
 set(NHA_PACKAGE_CONTACT "nccl-ha maintainers <nccl-ha@users.noreply.github.com>" CACHE STRING
     "Who maintains the packages: NAME <ADDRESS>")
@@ -65,7 +69,7 @@ set(CPACK_DEBIAN_PLUGIN_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_PLUGIN_PACKAGE_SUGGESTS "nccl-ha, libibverbs1, ibverbs-providers")
 set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME nccl-ha)
 set(CPACK_DEBIAN_TOOLS_DESCRIPTION "${tools_text}")
-set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "libnccl-net-ha (= ${PROJECT_VERSION}-1)")
+set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "libnccl-net-ha (= ${CPACK_PACKAGE_VERSION}-1)")
 set(CPACK_DEBIAN_TOOLS_PACKAGE_RECOMMENDS "iproute2, nftables")
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME nccl-ha-dev)
 set(CPACK_DEBIAN_DEV_DESCRIPTION "${dev_text}")
@@ -92,7 +96,7 @@ set(CPACK_RPM_EXCLUDE_FROM_AUTO_FILELIST_ADDITION
     /usr/lib64/pkgconfig)
 set(CPACK_RPM_PLUGIN_PACKAGE_NAME libnccl-net-ha)
 set(CPACK_RPM_TOOLS_PACKAGE_NAME nccl-ha)
-set(CPACK_RPM_TOOLS_PACKAGE_REQUIRES "libnccl-net-ha = ${PROJECT_VERSION}-1")
+set(CPACK_RPM_TOOLS_PACKAGE_REQUIRES "libnccl-net-ha = ${CPACK_PACKAGE_VERSION}-1")
 set(CPACK_RPM_DEV_PACKAGE_NAME nccl-ha-devel)
 
 # The services.
@@ -104,11 +108,11 @@ foreach(service IN ITEMS agent relay)
   endforeach()
   set(CPACK_DEBIAN_${component}_PACKAGE_NAME nccl-ha-${service})
   set(CPACK_DEBIAN_${component}_DESCRIPTION "${${service}_text}")
-  set(CPACK_DEBIAN_${component}_PACKAGE_DEPENDS "nccl-ha (= ${PROJECT_VERSION}-1)")
+  set(CPACK_DEBIAN_${component}_PACKAGE_DEPENDS "nccl-ha (= ${CPACK_PACKAGE_VERSION}-1)")
   set(CPACK_DEBIAN_${component}_PACKAGE_SHLIBDEPS OFF)
   set(CPACK_DEBIAN_${component}_PACKAGE_CONTROL_EXTRA "${scripts}/postinst;${scripts}/prerm")
   set(CPACK_RPM_${component}_PACKAGE_NAME nccl-ha-${service})
-  set(CPACK_RPM_${component}_PACKAGE_REQUIRES "nccl-ha = ${PROJECT_VERSION}-1")
+  set(CPACK_RPM_${component}_PACKAGE_REQUIRES "nccl-ha = ${CPACK_PACKAGE_VERSION}-1")
   set(CPACK_RPM_${component}_POST_INSTALL_SCRIPT_FILE ${scripts}/postinst)
   set(CPACK_RPM_${component}_PRE_UNINSTALL_SCRIPT_FILE ${scripts}/prerm)
 endforeach()

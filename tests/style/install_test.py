@@ -65,7 +65,7 @@ class Installed(unittest.TestCase):
                      "share/doc/nccl-ha/docs/README.md",
                      "share/doc/nccl-ha/docs/pictures/throughput-failover.svg",
                      "share/doc/nccl-ha/README.md", "share/doc/nccl-ha/SECURITY.md",
-                     "share/doc/nccl-ha/CONTRIBUTING.md",
+                     "share/doc/nccl-ha/CONTRIBUTING.md", "share/doc/nccl-ha/CHANGELOG.md",
                      "share/doc/nccl-ha/LICENSE", "share/doc/nccl-ha/docs/architecture.md",
                      "share/bash-completion/completions/nccl-ha",
                      "share/zsh/site-functions/_nccl-ha",

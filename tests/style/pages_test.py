@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LINES_MAX = 200
 COLUMNS_MAX = 100
-TOP_PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")]
+TOP_PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 # Parts of these are still written as lines of any length.
 WIDE_PAGES = {"architecture.md", "protocol.md", "testing.md"}
 CODE_FOLDERS = ("runtime", "ha", "actors", "relay", "plugin", "tools")
