@@ -59,5 +59,7 @@ install(FILES ${CMAKE_BINARY_DIR}/nccl-ha.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}
 set(examples ${CMAKE_SOURCE_DIR}/tools/examples)
 install(PROGRAMS ${examples}/slurm-prolog ${examples}/collect-image
         DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/examples COMPONENT tools)
-install(FILES ${examples}/Containerfile ${examples}/kubernetes.yaml
+install(FILES ${examples}/Containerfile ${examples}/Containerfile.pytorch
         DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/examples COMPONENT tools)
+install(DIRECTORY ${examples}/kubernetes DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/nccl-ha/examples
+        COMPONENT tools)

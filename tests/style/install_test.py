@@ -71,6 +71,8 @@ class Installed(unittest.TestCase):
                      "share/zsh/site-functions/_nccl-ha",
                      "share/fish/vendor_completions.d/nccl-ha.fish",
                      f"{LIBDIR}/pkgconfig/nccl-ha.pc",
+                     "share/doc/nccl-ha/examples/Containerfile.pytorch",
+                     "share/doc/nccl-ha/examples/kubernetes/kustomization.yaml",
                      "share/doc/nccl-ha/examples/90-nccl-ha.conf"]:
             with self.subTest(name=name):
                 self.assertGreater((self.root / name).stat().st_size, 0)
