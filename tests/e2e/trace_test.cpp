@@ -99,6 +99,18 @@ TEST_F(TraceOfAJob, IsTheSameLiveDumpedAndAfterAKill) {
   const ToolRun top = tool({"top", "--count", "2", "--interval", "0.1", "--sort", "rate"});
   EXPECT_EQ(count(top.out, "nccl-ha top:"), 2U) << top.out;
 
+  // Of the running process, by its number and among all.
+  for (const std::vector<std::string>& from : {std::vector{pid}, std::vector<std::string>{}}) {
+    std::vector<std::string> words{"trace", "waiting", "--json"};
+    words.insert(words.end(), from.begin(), from.end());
+    const ToolRun waiting = tool(words);
+    EXPECT_EQ(waiting.status, 0) << waiting.err;
+    const json open = json::parse(waiting.out, nullptr, false);
+    ASSERT_FALSE(open.is_discarded()) << waiting.out;
+    EXPECT_EQ(open["command"], "trace waiting");
+    EXPECT_TRUE(open["waiting"].is_array()) << waiting.out;
+  }
+
   // A signal makes a dump, and the process goes on.
   kill(std::stoi(pid), SIGUSR2);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);

@@ -174,7 +174,7 @@ class Installed(unittest.TestCase):
     def test_man_pages_name_every_option(self):
         for command in ["perf", "info", "check", "lab run", "lab cut", "lab show", "agent",
                         "agent status", "agent simulate-switch", "trace show", "trace summary",
-                        "trace critical", "trace export", "trace plot", "stat", "top", "tune", "report"]:
+                        "trace waiting", "trace critical", "trace export", "trace plot", "stat", "top", "tune", "report"]:
             words = command.split()
             help_text = output_of(str(self.program), *words, "--help")
             page = (self.root / f"share/man/man1/nccl-ha-{words[0]}.1").read_text(encoding="utf-8")
@@ -203,7 +203,7 @@ class Installed(unittest.TestCase):
         script = self.root / "share/bash-completion/completions/nccl-ha"
         for command in ["perf", "info", "check", "lab run", "lab cut", "agent",
                         "agent status", "agent simulate-switch", "trace show", "trace summary",
-                        "trace critical", "stat", "top", "tune", "report"]:
+                        "trace waiting", "trace critical", "stat", "top", "tune", "report"]:
             words = command.split()
             help_text = output_of(str(self.program), *words, "--help")
             # The text around them names options of other programs too.

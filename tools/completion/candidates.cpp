@@ -74,6 +74,7 @@ const std::map<std::pair<std::string, std::string>, Words> values{
     {{"trace dump", "-o"}, {any_file}},
     {{"trace show", "1"}, {any_file}},
     {{"trace summary", "1"}, {any_file}},
+    {{"trace waiting", "1"}, {any_file}},
     {{"trace merge", "1"}, {any_file}},
     {{"trace merge", "--output"}, {any_file}},
     {{"trace merge", "-o"}, {any_file}},
