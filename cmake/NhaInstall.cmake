@@ -28,7 +28,7 @@ file(READ ${CMAKE_SOURCE_DIR}/docs/README.md index)
 string(FIND "${index}" "\n## Develop" develop)
 string(SUBSTRING "${index}" ${develop} -1 index)
 file(GLOB pages CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/docs/*.md ${CMAKE_SOURCE_DIR}/docs/*.json
-     ${CMAKE_SOURCE_DIR}/docs/*.png)
+     ${CMAKE_SOURCE_DIR}/docs/*.yml ${CMAKE_SOURCE_DIR}/docs/*.png)
 foreach(page IN LISTS pages)
   cmake_path(GET page FILENAME name)
   string(FIND "${index}" "](${name})" for_developers)

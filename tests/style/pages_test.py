@@ -230,6 +230,15 @@ class Pages(unittest.TestCase):
         known |= {f"nccl_ha_agent_{name}" for name in
                   re.findall(r'"([a-z_]+)"', read(ROOT / "tools/agent/metrics.cpp"))}
         self.all_of(metrics, known.__contains__)
+        rules = read(DOCS / "alerts.yml")
+        self.assertEqual(metrics(rules) - known, set())
+        alerts = re.findall(r"- alert: (\w+)", rules)
+        self.assertGreater(len(alerts), 5)
+        self.assertEqual(alerts, re.findall(r"^\| (NcclHa\w+) \|", read(DOCS / "monitoring.md"), re.M))
+        # Each says for whom and what to do, and no label is one that grows.
+        for field in ("expr", "severity", "summary", "action"):
+            self.assertEqual(len(re.findall(rf"\b{field}:", rules)), len(alerts), field)
+        self.assertNotRegex(rules, r"\b(pid|instance|id|connection)\b *[=!]")
 
     def test_messages_are_there(self):
         said = "\n".join(one for path in sources(*CODE_FOLDERS) for one in literals(read(path)))

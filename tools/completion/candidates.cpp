@@ -47,6 +47,7 @@ const std::map<std::pair<std::string, std::string>, Words> values{
     {{"info", "--svg"}, {any_file}},
     {{"top", "--hosts-file"}, {any_file}},
     {{"stat", "--hosts-file"}, {any_file}},
+    {{"stat", "--textfile"}, {any_file}},
     {{"lab run", "1"}, topologies},
     {{"lab run", "--env"}, {"@setting"}},
     {{"lab cut", "1"}, {"@link"}},

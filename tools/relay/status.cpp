@@ -128,18 +128,18 @@ std::string relay_metrics(const RelayView& view) {
     families.push_back(std::move(family));
   };
   each_relay_counter(view, [&](const CounterInfo& info, uint64_t value) {
-    add(info.name, fmt::format("{}: {}", info.unit, info.help), static_cast<double>(value),
-        info.kind == CounterKind::sum);
+    add(info.name, info.help, static_cast<double>(value), info.kind == CounterKind::sum);
   });
-  add("up_seconds", "How long the node has run",
+  add("up_seconds", "how long the node has run",
       std::chrono::duration<double>(view.context->now() - view.started).count(), false);
   if (const relay::Discovery* discovery = view.discovery->discovery()) {
-    add("hosts", "Hosts that are known", static_cast<double>(discovery->states().size()), false);
-    add("discovery_refused", "Packets that were no good, or of nobody known",
+    add("hosts", "hosts that discovery knows", static_cast<double>(discovery->states().size()),
+        false);
+    add("discovery_refused", "discovery packets that are damaged, or of an unknown host",
         static_cast<double>(discovery->counts().refused), true);
-    add("discovery_forged", "Packets without the cluster's key",
+    add("discovery_forged", "discovery packets without the cluster's key",
         static_cast<double>(discovery->seal_counts().forged), true);
-    add("discovery_repeated", "Packets that came before",
+    add("discovery_repeated", "discovery packets received again",
         static_cast<double>(discovery->seal_counts().repeated), true);
   }
   return prometheus::TextSerializer().Serialize(families);
@@ -149,8 +149,7 @@ std::string relay_page(const RelayView& view) {
   // Hosts' names are theirs; all else is this process's own: numbers, and texts of this program.
   std::string rows;
   each_relay_counter(view, [&](const CounterInfo& info, uint64_t value) {
-    rows +=
-        fmt::format("<tr><td>{}<td class=n>{}<td>{}: {}\n", info.name, value, info.unit, info.help);
+    rows += fmt::format("<tr><td>{}<td class=n>{}<td>{}\n", info.name, value, info.help);
   });
   std::string sessions;
   if (view.node != nullptr) {
