@@ -99,7 +99,7 @@ inline RailRanks ranks_of(RailMode mode, const RailAgreement& agreed) {
   return mode == RailMode::isolated && agreed.rails != 0 ? RailRanks{1, 0, 2} : RailRanks{};
 }
 
-/// The receiver's clear-to-sends take SUP (seed 000, 3.3); in all other cases the first rail.
+/// The receiver's clear-to-sends take SUP (seeds/000, 3.3); in all other cases the first rail.
 inline bool announces_on_others(RailMode mode, const RailAgreement& agreed) {
   return mode == RailMode::isolated && agreed.rails != 0;
 }
