@@ -19,7 +19,7 @@ constexpr Duration longest_wait = std::chrono::seconds(1);
 constexpr Duration settled = std::chrono::seconds(1);
 /// A full table may have room again.
 constexpr Duration refused_wait = std::chrono::seconds(5);
-/// So many heartbeats may be missed, where that takes longer than MPIB_AGENT_SILENCE_MS.
+/// So many heartbeats may be missed, where that takes longer than HA_NCCL_AGENT_SILENCE_MS.
 constexpr int beats_missed = 4;
 /// Announcements without an answer: a stream keeps no more than it has to.
 constexpr size_t unanswered_max = 256;

@@ -16,7 +16,7 @@ struct CablePorts {
   std::vector<fabric::RailDevices> devices;  ///< with their rails; empty: that one alone
   /// It is known that each cable leads to other hosts.  Of any thread.
   std::function<bool()> in_mesh = [] { return true; };
-  /// No NIC is set at which all streams begin (MPIB_OOB_IF).
+  /// No NIC is set at which all streams begin (HA_NCCL_OOB_IF).
   bool streams_tell = true;
 
   /// The one over whose NIC a stream leads that has `local`, an address of this host; that NIC's

@@ -16,7 +16,12 @@ if(plugin_kind STREQUAL "STATIC_LIBRARY")
     target_link_options(nccl-net-ha PRIVATE -flto=auto)
   endif()
   nha_own_gcc_libraries(nccl-net-ha)
+  # RCCL looks for it by a prefix of its own. The link is relative, so it moves with the library.
+  file(MAKE_DIRECTORY ${CMAKE_LIBRARY_OUTPUT_DIRECTORY})
+  file(CREATE_LINK libnccl-net-ha.so ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/librccl-net-ha.so SYMBOLIC)
   install(TARGETS nccl-net-ha LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT plugin)
+  install(FILES ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/librccl-net-ha.so
+          DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT plugin)
 else()
   message(STATUS "plugin/ has no sources: libnccl-net-ha.so is not built")
 endif()

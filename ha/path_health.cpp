@@ -3,7 +3,7 @@
 namespace nccl_ha::ha {
 namespace {
 
-/// Signs of life that may stay unanswered, as the nccl-ha seed has it (section 4.2).
+/// Signs of life that may stay unanswered, seeds/004, 4.
 constexpr int64_t pulses_missed_max = 3;
 
 /// What is allowed for data while nobody has seen how fast a path is: 5 MB/s.

@@ -120,7 +120,7 @@ class PathHealth {
 
  private:
   static constexpr unsigned answers_needed = 2;
-  static constexpr uint64_t answers_of_steady = 3;  ///< as the nccl-ha seed has it (section 4.33)
+  static constexpr uint64_t answers_of_steady = 3;  ///< seeds/004, 4
   bool has_lasted() const { return life_ - life_begun_ >= answers_of_steady; }
   void on_answer(const Moment& now, const Open& open, const Limits& limits);
   Duration limit(const Open& open, const Limits& limits, bool other_usable) const;

@@ -31,7 +31,7 @@ struct RailTransfer {
 };
 
 /// The share of SUP in parts per 1024; nothing: measurements decide (ha/rail_scheduler.h).  This is
-/// the only place where a transfer meets a policy (seed 000, 2.2).
+/// the only place where a transfer meets a policy (seeds/000, 2.2).
 constexpr std::optional<uint32_t> supplementary_parts(const RailTransfer& transfer) {
   switch (transfer.mode) {
     case RailMode::single:

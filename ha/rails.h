@@ -18,8 +18,8 @@ inline constexpr size_t device_rails_max = 4;  ///< of one device, the first one
 /// How a device's rails are used.  Wire format.
 enum class RailMode : uint8_t {
   single,    ///< there is one
-  isolated,  ///< MPIB_MODE=0: within an island SUP, between islands SOUT, and nothing else
-  hinted,    ///< MPIB_MODE=1: both everywhere, in shares that an agent hints at
+  isolated,  ///< HA_NCCL_RAIL_MODE=0: within an island SUP, between islands SOUT, and nothing else
+  hinted,    ///< HA_NCCL_RAIL_MODE=1: both everywhere, in shares that an agent hints at
   balanced,  ///< all alike, as measured: rails that NCCL merged
 };
 inline constexpr uint8_t rail_modes = 4;
@@ -99,7 +99,7 @@ inline RailRanks ranks_of(RailMode mode, const RailAgreement& agreed) {
   return mode == RailMode::isolated && agreed.rails != 0 ? RailRanks{1, 0, 2} : RailRanks{};
 }
 
-/// The receiver's clear-to-sends take SUP (seed 000, 3.3); in all other cases the first rail.
+/// The receiver's clear-to-sends take SUP (seeds/000, 3.3); in all other cases the first rail.
 inline bool announces_on_others(RailMode mode, const RailAgreement& agreed) {
   return mode == RailMode::isolated && agreed.rails != 0;
 }

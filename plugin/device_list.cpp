@@ -84,22 +84,23 @@ Result<void> DeviceList::begin(const Config& config, std::span<const fabric::Net
   if (paired) {
     if (config.mpib_hca_sout.empty() || config.mpib_hca_sup.empty()) {
       return fail(Errc::invalid_argument,
-                  "of MPIB_HCA_SOUT and MPIB_HCA_SUP only one is set: set both, or neither");
+                  "of HA_NCCL_HCA_SOUT and HA_NCCL_HCA_SUP only one is set: set both, or neither");
     }
     if (!config.enable_backup) {
       return fail(Errc::invalid_argument,
-                  "MPIB_HCA_SOUT and MPIB_HCA_SUP: paths on other rails need "
+                  "HA_NCCL_HCA_SOUT and HA_NCCL_HCA_SUP: paths on other rails need "
                   "HA_NCCL_ENABLE_BACKUP=1");
     }
-    auto first = find_named("MPIB_HCA_SOUT", config.mpib_hca_sout, all);
-    auto second = find_named("MPIB_HCA_SUP", config.mpib_hca_sup, all);
+    auto first = find_named("HA_NCCL_HCA_SOUT", config.mpib_hca_sout, all);
+    auto second = find_named("HA_NCCL_HCA_SUP", config.mpib_hca_sup, all);
     if (!first || !second) {
       return !first ? first.error() : second.error();
     }
     if (*first == *second) {
-      return fail(Errc::invalid_argument,
-                  fmt::format("MPIB_HCA_SOUT and MPIB_HCA_SUP are both {}: they are to be two",
-                              all[*first].name));
+      return fail(
+          Errc::invalid_argument,
+          fmt::format("HA_NCCL_HCA_SOUT and HA_NCCL_HCA_SUP are both {}: they are to be two",
+                      all[*first].name));
     }
     sout = *first;
     sup = *second;
@@ -198,11 +199,12 @@ Result<int> DeviceList::merge(std::span<const int> members) {
     if (!member.has_pci_path) {
       // NCCL merges what it finds beside each other, puts the result below a bridge that does not
       // exist, and then finds no way to it.
-      return fail(Errc::invalid_argument,
-                  fmt::format("makeVDevice: {} is no PCI device, and NCCL cannot place what it "
-                              "merges of those; MPIB_HCA_SOUT and MPIB_HCA_SUP make one device of "
-                              "two",
-                              member.name));
+      return fail(
+          Errc::invalid_argument,
+          fmt::format("makeVDevice: {} is no PCI device, and NCCL cannot place what it "
+                      "merges of those; HA_NCCL_HCA_SOUT and HA_NCCL_HCA_SUP make one device of "
+                      "two",
+                      member.name));
     }
     merged.has_pci_path = true;
     merged.port = i == 0 ? member.port : merged.port;

@@ -26,9 +26,10 @@ class DeviceList {
     std::vector<int> members;
   };
 
-  /// One device for each of `all`, but one for MPIB_HCA_SOUT and MPIB_HCA_SUP together, and one for
-  /// those that share a port.  An error says which of the first two is missing.  Until end() it can
-  /// only be done again with the same devices: NCCL keeps their numbers, and what it has merged.
+  /// One device for each of `all`, but one for HA_NCCL_HCA_SOUT and HA_NCCL_HCA_SUP together, and
+  /// one for those that share a port.  An error says which of the first two is missing.  Until
+  /// end() it can only be done again with the same devices: NCCL keeps their numbers, and what it
+  /// has merged.
   Result<void> begin(const Config& config, std::span<const fabric::NetDevice> all);
   /// There are none any more, and no memory of them.
   void end();

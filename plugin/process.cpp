@@ -201,7 +201,7 @@ Result<std::optional<size_t>> Process::choose_oob_interface(const Config& config
     }
   }
   return fail(Errc::invalid_argument,
-              fmt::format("MPIB_OOB_IF={}: no such interface is in use; there are {} "
+              fmt::format("HA_NCCL_OOB_IF={}: no such interface is in use; there are {} "
                           "(HA_NCCL_IFNAME may leave it out)",
                           config.mpib_oob_if, known));
 }

@@ -101,7 +101,7 @@ class Process {
     return oob_interface_.value_or(device.control_interface);
   }
 
-  /// MPIB_OOB_IF: control connections begin at one interface, whatever device theirs are.
+  /// HA_NCCL_OOB_IF: control connections begin at one interface, whatever device theirs are.
   bool streams_begin_elsewhere() const { return oob_interface_.has_value(); }
 
   /// Starts the engine if it is not running and counts one user.
@@ -150,7 +150,7 @@ class Process {
   std::unique_ptr<fabric::Provider> provider_;
   std::vector<fabric::NetInterface> management_;
   DeviceList devices_;
-  std::optional<size_t> oob_interface_;  ///< MPIB_OOB_IF
+  std::optional<size_t> oob_interface_;  ///< HA_NCCL_OOB_IF
   std::unique_ptr<Engine> engine_;
   size_t users_ = 0;
   std::atomic<uint64_t> generation_{0};

@@ -158,7 +158,8 @@ void DiscoveryActor::tell_forged(uint32_t interface, const fabric::SocketAddress
       std::ranges::find(own_, static_cast<int>(interface), &fabric::NetInterface::ifindex);
   const auto address = IpAddress::from_sockaddr(from.get());
   NHA_LOG_WARN_LIMITED(
-      "{} on {} has no key of ours, or none at all, and is no neighbour: NCCL_MESH_KEY_FILE has to "
+      "{} on {} has no key of ours, or none at all, and is no neighbour: HA_NCCL_MESH_KEY_FILE has "
+      "to "
       "have the same keys on all hosts",
       address ? address->text() : "a host", own == own_.end() ? "a cable" : own->name);
 }

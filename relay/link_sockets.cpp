@@ -277,7 +277,7 @@ size_t LinkSockets::receive(Sink& sink, size_t limit) {
 
 Result<std::vector<IpAddress>> parse_mesh_peers(std::string_view setting) {
   auto peers = parse_addresses(setting);
-  return peers ? peers : fail(Errc::invalid_argument, "NCCL_MESH_PEERS: " + peers.error().what);
+  return peers ? peers : fail(Errc::invalid_argument, "HA_NCCL_MESH_PEERS: " + peers.error().what);
 }
 
 namespace {
@@ -336,7 +336,7 @@ Result<std::vector<LinkState>> ask_this_host(uint16_t port, Duration patience, N
   close_fd(fd);
   if (answers.found.empty()) {
     return fail(Errc::timed_out,
-                fmt::format("another process of this host uses UDP port {} (NCCL_MESH_PORT) and "
+                fmt::format("another process of this host uses UDP port {} (HA_NCCL_MESH_PORT) and "
                             "does not tell what it knows: is it a relay node of nccl-ha?",
                             port));
   }

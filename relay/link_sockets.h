@@ -50,7 +50,7 @@ class LinkSockets final : public MeshLinks {
   uint64_t from_afar_ = 0;
 };
 
-/// NCCL_MESH_PEERS: addresses separated by commas.
+/// HA_NCCL_MESH_PEERS: addresses separated by commas.
 Result<std::vector<IpAddress>> parse_mesh_peers(std::string_view setting);
 
 /// Asks the process that has the port on this host for all that it knows, and waits for the answer;

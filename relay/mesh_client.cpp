@@ -148,7 +148,7 @@ Result<std::shared_ptr<const MeshView>> ask_relay_node(uint16_t port, Duration p
   }
   if (!view) {
     return fail(Errc::timed_out,
-                fmt::format("another process of this host uses UDP port {} (NCCL_MESH_PORT) and "
+                fmt::format("another process of this host uses UDP port {} (HA_NCCL_MESH_PORT) and "
                             "does not tell what it knows: is it a relay node of nccl-ha?",
                             port));
   }

@@ -13,7 +13,7 @@
 
 namespace nccl_ha::relay {
 
-/// NCCL_MESH_IFNAME: those with cables to neighbours.  Pure.  None is no error.
+/// HA_NCCL_MESH_IFNAME: those with cables to neighbours.  Pure.  None is no error.
 std::vector<fabric::NetInterface> select_mesh_interfaces(
     const std::vector<fabric::NetInterface>& all, std::string_view spec);
 

@@ -10,10 +10,11 @@ namespace nccl_ha::relay {
 
 Result<Discovery::Timing> discovery_timing(const Config& config) {
   if (config.mesh_dead_ms < 2 * config.mesh_hello_ms) {
-    return fail(Errc::invalid_argument,
-                fmt::format("NCCL_MESH_DEAD_MS={} must be at least twice NCCL_MESH_HELLO_MS={}, as "
-                            "one lost packet would else lose a neighbour",
-                            config.mesh_dead_ms, config.mesh_hello_ms));
+    return fail(
+        Errc::invalid_argument,
+        fmt::format("HA_NCCL_MESH_DEAD_MS={} must be at least twice HA_NCCL_MESH_HELLO_MS={}, as "
+                    "one lost packet would else lose a neighbour",
+                    config.mesh_dead_ms, config.mesh_hello_ms));
   }
   Discovery::Timing timing;
   timing.neighbours.hello = std::chrono::milliseconds(config.mesh_hello_ms);
@@ -52,7 +53,7 @@ Result<std::shared_ptr<KeyFile>> cluster_key(const Config& config) {
   if (!keys) {
     const auto origin = config.origins.find("mesh_key_file");
     const std::string variable =
-        origin != config.origins.end() ? origin->second.variable : "NCCL_MESH_KEY_FILE";
+        origin != config.origins.end() ? origin->second.variable : "HA_NCCL_MESH_KEY_FILE";
     return fail(keys.error().code, variable + ": " + keys.error().what, keys.error().sys);
   }
   return keys;
@@ -61,7 +62,7 @@ Result<std::shared_ptr<KeyFile>> cluster_key(const Config& config) {
 void warn_without(const std::shared_ptr<KeyFile>& key) {
   if (key == nullptr) {
     NHA_LOG_WARN(
-        "no key of the cluster is set (NCCL_MESH_KEY_FILE): any host on a cable of this one can "
+        "no key of the cluster is set (HA_NCCL_MESH_KEY_FILE): any host on a cable of this one can "
         "join the mesh, change its routes, and read and change what it relays");
   }
 }

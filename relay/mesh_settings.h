@@ -10,14 +10,14 @@
 
 namespace nccl_ha::relay {
 
-/// NCCL_MESH_HELLO_MS and NCCL_MESH_DEAD_MS.
+/// HA_NCCL_MESH_HELLO_MS and HA_NCCL_MESH_DEAD_MS.
 Result<Discovery::Timing> discovery_timing(const Config& config);
 
 RouteOptions route_options(const Config& config);
 
 RelayOptions relay_options(const Config& config, NodeId self);
 
-/// NCCL_MESH_KEY_FILE, read; null: there is none.
+/// HA_NCCL_MESH_KEY_FILE, read; null: there is none.
 Result<std::shared_ptr<KeyFile>> cluster_key(const Config& config);
 /// For a process that relays: the log says so where there is none.
 void warn_without(const std::shared_ptr<KeyFile>& key);

@@ -7,7 +7,7 @@
 
 namespace nccl_ha::relay {
 
-/// Of at most so many bytes (NCCL_MESH_CHUNK_BYTES): pieces that leave, with their headers, in
+/// Of at most so many bytes (HA_NCCL_MESH_CHUNK_BYTES): pieces that leave, with their headers, in
 /// whole runs.
 constexpr uint32_t piece_bytes(uint32_t most) {
   // Whatever a cable's packets hold, of 1,500 to 9,000 bytes, so much is one run of datagrams:

@@ -87,7 +87,7 @@ Result<std::unique_ptr<ProcessMesh>> ProcessMesh::make(const Config& config,
   const std::string& how = config.mesh_relay;
   if (how != "auto" && how != "inline" && how != "off") {
     return fail(Errc::invalid_argument,
-                fmt::format("NCCL_MESH_RELAY={}: use auto, inline or off", how));
+                fmt::format("HA_NCCL_MESH_RELAY={}: use auto, inline or off", how));
   }
   if (auto timing = discovery_timing(config); !timing) {
     return timing.error();
@@ -166,7 +166,7 @@ Result<void> ProcessMesh::attach(const MeshView* view) {
   part_ = Part::attached;
   const auto origin = config_.origins.find("mesh_key_file");
   const bool of_job =
-      origin != config_.origins.end() && origin->second.variable != "NCCL_MESH_KEY_FILE";
+      origin != config_.origins.end() && origin->second.variable == "HA_NCCL_KEY_FILE";
   // Who asks by itself does so later, as anybody may have the port.
   if (!automatic_ && (key_ == nullptr || of_job)) {
     ask_for_ticket();
@@ -245,7 +245,7 @@ Result<void> ProcessMesh::make_speaker(fabric::Provider& provider, Worker& worke
     discovery.on_takes_part = [this, &provider, &worker](Context& context) {
       NHA_LOG_INFO(
           "{}: this process finds ways over other hosts of its job, and relays for them "
-          "(NCCL_MESH_RELAY=auto)",
+          "(HA_NCCL_MESH_RELAY=auto)",
           search_.seeks.load(std::memory_order_acquire) ? "a peer is out of reach"
                                                         : "there are cables without a switch");
       const auto made = make_node(provider, worker, [&](std::unique_ptr<Actor> actor) {
@@ -410,7 +410,7 @@ std::unique_ptr<MeshClient> ProcessMesh::make_client(fabric::Provider& provider,
       if (key_ == nullptr && tickets_->newest()) {
         NHA_LOG_WARN_LIMITED(
             "the relay node of this host is gone, and this process has no key of the cluster "
-            "(NCCL_MESH_KEY_FILE) to take its place: it waits for the node");
+            "(HA_NCCL_MESH_KEY_FILE) to take its place: it waits for the node");
         return false;
       }
       bool other = false;

@@ -37,8 +37,8 @@ class ProcessMesh {
     inlined,   ///< this one does
   };
 
-  /// Decides which part this process takes (NCCL_MESH_RELAY): none without
-  /// NCCL_MESH_ENABLE_RELAY, where HA_NCCL_FABRIC forces another kind of paths, and with `auto`
+  /// Decides which part this process takes (HA_NCCL_MESH_RELAY): none without
+  /// HA_NCCL_MESH_ENABLE_RELAY, where HA_NCCL_FABRIC forces another kind of paths, and with `auto`
   /// where nobody on this host relays and `job` names no communicator.  Asks whoever has the port,
   /// which takes milliseconds, and 50 where there is no answer.
   static Result<std::unique_ptr<ProcessMesh>> make(
@@ -58,7 +58,7 @@ class ProcessMesh {
   /// For Provider::Sources::kinds; empty without a part.
   std::vector<fabric::Provider::Kind> kinds() const;
   /// The engine has started; it ends before this and before the provider.  From then on, where
-  /// NCCL_MESH_TOPOLOGY names another shape than the hosts have, the log says what is missing.
+  /// HA_NCCL_MESH_TOPOLOGY names another shape than the hosts have, the log says what is missing.
   Result<void> begin(Engine& engine, fabric::Provider& provider, Instant now);
   /// Before the engine ends.  Where this process relays, all hosts hear that no way leads through
   /// here any more, and paths of others end one after the other: returns when none is left, after
@@ -132,13 +132,13 @@ class ProcessMesh {
   Part part_ = Part::none;
   bool automatic_ = false;
   std::vector<fabric::NetInterface> own_;  ///< those with cables
-  bool fixed_ = false;                     ///< NCCL_MESH_TOPOLOGY_FILE: nothing is discovered
+  bool fixed_ = false;                     ///< HA_NCCL_MESH_TOPOLOGY_FILE: nothing is discovered
   std::shared_ptr<TopologyBoard> board_ = std::make_shared<TopologyBoard>();
   std::shared_ptr<MeshRoutes> routes_;
   std::unique_ptr<LinkSockets> links_;  ///< until discovery has them
   std::unique_ptr<ProviderHops> hops_;
   Instant began_{};
-  std::optional<Shape> expected_;  ///< NCCL_MESH_TOPOLOGY
+  std::optional<Shape> expected_;  ///< HA_NCCL_MESH_TOPOLOGY
   mutable RoutedPeers routed_;
   mutable Search search_;
   mutable std::mutex node_mutex_;  ///< of what follows

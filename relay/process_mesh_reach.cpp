@@ -145,15 +145,15 @@ bool ProcessMesh::hears(const sockaddr* peer) const {
 std::string ProcessMesh::heard() const {
   if (!takes_part()) {
     return config_.mesh_relay == "off" || !config_.mesh_enable_relay
-               ? "discovery is off (NCCL_MESH_RELAY, NCCL_MESH_ENABLE_RELAY)"
+               ? "discovery is off (HA_NCCL_MESH_RELAY, HA_NCCL_MESH_ENABLE_RELAY)"
            : job_->current()->size() == 0
                ? "discovery does not run, as this NCCL (older than 2.28) does not tell plugins "
                  "which "
-                 "hosts are of one job: NCCL_MESH_RELAY=inline lets everybody on the cables join"
+                 "hosts are of one job: HA_NCCL_MESH_RELAY=inline lets everybody on the cables join"
                : "discovery does not run";
   }
   const auto view = board_->read();
-  const std::string port = fmt::format("UDP port {} (NCCL_MESH_PORT)", config_.mesh_port);
+  const std::string port = fmt::format("UDP port {} (HA_NCCL_MESH_PORT)", config_.mesh_port);
   if (view == nullptr) {
     return fmt::format("another process of this host has {} and does not tell what it knows", port);
   }
@@ -187,7 +187,7 @@ std::string ProcessMesh::why_no_way(const std::vector<IpAddress>& addresses) con
   }
   return fmt::format(
       "the peer has {}, and this host {}: no network in common that has cables; {}; run nccl-ha "
-      "relay on all hosts, or start the job with this plugin and NCCL_MESH_RELAY=auto on all of "
+      "relay on all hosts, or start the job with this plugin and HA_NCCL_MESH_RELAY=auto on all of "
       "them (docs/mesh.md)",
       theirs, ours.empty() ? "none with a cable" : ours, heard());
 }

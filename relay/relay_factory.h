@@ -57,7 +57,7 @@ class RelayFactory final : public fabric::PathFactory {
   bool asked_for_;
   bool serves_all_;  ///< HA_NCCL_FABRIC forces nothing
   bool backs_;       ///< relayed paths stand by for others
-  bool splits_;      ///< NCCL_MESH_RING_SPLIT
+  bool splits_;      ///< HA_NCCL_MESH_RING_SPLIT
   fabric::UdpFactory within_;
   std::optional<ProviderHops> hops_;  ///< from begin() on
   std::shared_ptr<NextHops> next_;

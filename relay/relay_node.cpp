@@ -217,7 +217,7 @@ Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request, con
   if (count >= options_.sessions_per_host) {
     return fail(Errc::no_memory,
                 fmt::format("this relay serves {} paths of neighbour {} already, which is its "
-                            "limit for one (NCCL_MESH_SESSIONS_PER_HOST)",
+                            "limit for one (HA_NCCL_MESH_SESSIONS_PER_HOST)",
                             count, next_.name_of(asker)));
   }
   const bool alone = !ticket.given();
@@ -225,7 +225,7 @@ Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request, con
     return fail(
         Errc::no_memory,
         fmt::format("this relay serves {} paths of user {} of neighbour {} already, and the "
-                    "others are kept for other users (NCCL_MESH_SESSIONS_PER_HOST)",
+                    "others are kept for other users (HA_NCCL_MESH_SESSIONS_PER_HOST)",
                     users_count, ticket.user, next_.name_of(asker)));
   }
   const size_t sessions = std::max<size_t>(options_.sessions_max, 1);
@@ -238,10 +238,11 @@ Result<RelaySession::Share> RelayNode::share_of(const SetupRequest& request, con
       std::min(request.window.slots, options_.slots_max), share.chunk_bytes,
       alone ? most - std::min(most, bytes) : users_most - std::min(users_most, users_bytes));
   if (share.slots == 0) {
-    return fail(Errc::no_memory,
-                fmt::format("of this relay's {} bytes for paths (NCCL_MESH_POOL_BYTES) {} are in "
-                            "use, {} of the {} of neighbour {}",
-                            pool_.bytes(), pool_.used(), bytes, most, next_.name_of(asker)));
+    return fail(
+        Errc::no_memory,
+        fmt::format("of this relay's {} bytes for paths (HA_NCCL_MESH_POOL_BYTES) {} are in "
+                    "use, {} of the {} of neighbour {}",
+                    pool_.bytes(), pool_.used(), bytes, most, next_.name_of(asker)));
   }
   share.egresses[RelaySession::up] = egress_to(request.nodes[request.place - 1U]);
   share.egresses[RelaySession::down] = egress_to(request.nodes[request.place + 1U]);

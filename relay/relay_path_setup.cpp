@@ -189,7 +189,7 @@ Result<void> RelayPath::make_hop(const HopPlace& place, uint16_t slots, uint32_t
   if (encrypts() && !options.shared) {
     return nccl_ha::fail(Errc::remote,
                          "HA_NCCL_ENCRYPT=1, but the host between has no key: give relay nodes "
-                         "NCCL_MESH_KEY_FILE");
+                         "HA_NCCL_MESH_KEY_FILE");
   }
   line_.size(options, MessageSender::headers);
   options.connect_limit = hop_limit(place, options_.connect_limit);

@@ -23,12 +23,12 @@ struct Route {
 };
 
 struct RouteOptions {
-  bool relay = true;      ///< NCCL_MESH_ENABLE_RELAY; false: direct ones only
-  size_t relays_max = 4;  ///< NCCL_MESH_MAX_HOPS: hosts in between
-  /// NCCL_MESH_RING_SPLIT: equally short routes share the load, as both ways round a ring do.
+  bool relay = true;      ///< HA_NCCL_MESH_ENABLE_RELAY; false: direct ones only
+  size_t relays_max = 4;  ///< HA_NCCL_MESH_MAX_HOPS: hosts in between
+  /// HA_NCCL_MESH_RING_SPLIT: equally short routes share the load, as both ways round a ring do.
   bool split = true;
-  /// NCCL_MESH_RING_DETOUR: the way that has no host in common with the shortest shares it too, if
-  /// it is at most so many hops longer.
+  /// HA_NCCL_MESH_RING_DETOUR: the way that has no host in common with the shortest shares it too,
+  /// if it is at most so many hops longer.
   size_t detour_max = 0;
 };
 /// So many equally short routes are kept, those over the lowest ids.

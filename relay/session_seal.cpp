@@ -43,8 +43,9 @@ Result<void> SessionSeal::on_hello(const SessionHello& hello, std::span<const st
                     sealed.last(tag_bytes));
   };
   if (!named || (dials_ && hello.ticket != named->ticket) || (!dials_ && !proven())) {
-    return fail(Errc::remote,
-                "a neighbour whose cluster key or ticket is not known here (NCCL_MESH_KEY_FILE)");
+    return fail(
+        Errc::remote,
+        "a neighbour whose cluster key or ticket is not known here (HA_NCCL_MESH_KEY_FILE)");
   }
   named_ = named;
   encrypts_ = encrypts_ || hello.encrypts;

@@ -138,9 +138,9 @@ void SessionStream::take(std::span<const std::byte> bytes) {
   }
   auto message = decode_session_message(bytes);
   if (says_hello(message) || (!seal_ && says_hello(without_tag(bytes)))) {
-    reject(
-        fail(Errc::remote,
-             "this host has no cluster key (NCCL_MESH_KEY_FILE), and no ticket of a relay node"));
+    reject(fail(
+        Errc::remote,
+        "this host has no cluster key (HA_NCCL_MESH_KEY_FILE), and no ticket of a relay node"));
   } else if (!message) {
     lose(message.error());
   } else if (!std::holds_alternative<SessionPing>(*message)) {
@@ -162,9 +162,10 @@ Result<void> SessionStream::shake_hands(std::span<const std::byte> bytes) {
   if (unsealed && std::holds_alternative<SetupRefusal>(*unsealed)) {
     return fail(Errc::remote, std::get<SetupRefusal>(*unsealed).text);
   }
-  return fail(Errc::remote,
-              "a neighbour that does not show the cluster's key (NCCL_MESH_KEY_FILE), or a ticket "
-              "of the relay node of its host");
+  return fail(
+      Errc::remote,
+      "a neighbour that does not show the cluster's key (HA_NCCL_MESH_KEY_FILE), or a ticket "
+      "of the relay node of its host");
 }
 
 Result<void> SessionStream::shake_hands(const SessionHello& hello,

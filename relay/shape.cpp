@@ -132,9 +132,9 @@ Result<std::optional<Shape>> parse_shape(std::string_view setting) {
       return std::optional(shape);
     }
   }
-  return fail(
-      Errc::invalid_argument,
-      fmt::format("NCCL_MESH_TOPOLOGY={}: use auto, full, ring, line, star or partial", setting));
+  return fail(Errc::invalid_argument,
+              fmt::format("HA_NCCL_MESH_TOPOLOGY={}: use auto, full, ring, line, star or partial",
+                          setting));
 }
 
 std::vector<std::string> findings(const Topology& topology, uint32_t node, Shape expected) {
@@ -146,11 +146,11 @@ std::vector<std::string> findings(const Topology& topology, uint32_t node, Shape
     return out;
   }
   if (found == Shape::alone) {
-    out.push_back(fmt::format("NCCL_MESH_TOPOLOGY expects a {}, but no other host was heard",
+    out.push_back(fmt::format("HA_NCCL_MESH_TOPOLOGY expects a {}, but no other host was heard",
                               to_text(expected)));
     return out;
   }
-  out.push_back(fmt::format("NCCL_MESH_TOPOLOGY expects a {}, but {} hosts make a {}",
+  out.push_back(fmt::format("HA_NCCL_MESH_TOPOLOGY expects a {}, but {} hosts make a {}",
                             to_text(expected), nodes.size(), to_text(found)));
   if (expected == Shape::full_mesh) {
     add_missing_pairs(topology, nodes, out);

@@ -24,7 +24,7 @@ const char* to_text(Shape shape);
 /// Of all hosts to which cables lead from `node`.  Several cables between two count as one.
 Shape shape_of(const Topology& topology, uint32_t node);
 
-/// NCCL_MESH_TOPOLOGY: nullopt for "auto".
+/// HA_NCCL_MESH_TOPOLOGY: nullopt for "auto".
 Result<std::optional<Shape>> parse_shape(std::string_view setting);
 
 /// What keeps the hosts around `node` from being `expected`, in sentences that name hosts; empty:

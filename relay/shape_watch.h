@@ -1,4 +1,4 @@
-// Tells in the log when the hosts do not have the shape that NCCL_MESH_TOPOLOGY names.
+// Tells in the log when the hosts do not have the shape that HA_NCCL_MESH_TOPOLOGY names.
 #pragma once
 
 #include <memory>

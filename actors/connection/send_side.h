@@ -41,7 +41,7 @@ struct SendOptions {
     std::function<std::optional<fabric::RailDevices>()> ways;
   };
   Relays relays;
-  std::shared_ptr<ha::HintSource> hints;  ///< MPIB_MODE=1; null: the host's agent's
+  std::shared_ptr<ha::HintSource> hints;  ///< HA_NCCL_RAIL_MODE=1; null: the host's agent's
 };
 
 /// The actor that connects; `worker` was assigned by the engine.

@@ -50,6 +50,27 @@ bool parse(const std::string& text, int64_t, int64_t, std::string* out) {
   return true;
 }
 
+/// With the other names that it has.
+std::string meaning_text(const SettingView& view) {
+  std::string text = view.help;
+  if (!view.alias.empty()) {
+    text += ". Alias: " + view.alias;
+  }
+  if (!view.fallback.empty()) {
+    text += fmt::format(". When unset, {} counts", view.fallback);
+  }
+  return text;
+}
+
+/// Hyphens as they are typed.
+std::string roff(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    out += c == '-' ? "\\-" : std::string(1, c);
+  }
+  return out;
+}
+
 void warn_unknown(const Environment& environment, std::vector<std::string>* warnings) {
   for (const std::string& name : environment.names()) {
     if (const auto meant = meant_setting(name)) {
@@ -90,19 +111,18 @@ std::vector<std::string> Environment::names() const {
 Result<Config> load_config(const Environment& environment, std::vector<std::string>* warnings) {
   Config config;
   std::vector<std::string> wrong;
-  auto read = [&](const char* field, const char* name, const char* fallback, int64_t low,
-                  int64_t high, const char* unit, auto* out) {
-    std::string variable = name;
-    auto text = environment.get(variable);
-    if (!text && *fallback != '\0') {
-      variable = fallback;
-      text = environment.get(variable);
-      if (text && text->empty()) {
-        return;  // NCCL takes an empty variable for none
+  auto read = [&](const char* field, const char* name, const char* alias, const char* fallback,
+                  int64_t low, int64_t high, const char* unit, auto* out) {
+    std::string variable;
+    std::optional<std::string> text;
+    for (const char* one : {name, alias, fallback}) {
+      if (!text && *one != '\0') {
+        variable = one;
+        text = environment.get(variable);
       }
     }
-    if (!text) {
-      return;
+    if (!text || (text->empty() && variable == fallback)) {
+      return;  // NCCL takes an empty variable for none
     }
     if (!parse(*text, low, high, out)) {
       wrong.push_back(fmt::format("{}={}: not a valid value; it must be {}{}{}", variable, *text,
@@ -111,8 +131,8 @@ Result<Config> load_config(const Environment& environment, std::vector<std::stri
     }
     config.origins[field] = {variable};
   };
-#define NHA_SETTING(field, name, kind, value, low, high, unit, fallback, source, help) \
-  read(#field, name, fallback, low, high, unit, &config.field);
+#define NHA_SETTING(field, name, kind, value, low, high, unit, alias, fallback, help) \
+  read(#field, name, alias, fallback, low, high, unit, &config.field);
 #include "runtime/base/settings.def"
 #undef NHA_SETTING
   SettingFaults faults = wrong_settings(config);
@@ -138,9 +158,11 @@ std::vector<SettingView> describe(const Config& config) {
     return found->second.variable == name ? "environment"
                                           : "environment (" + found->second.variable + ")";
   };
-#define NHA_SETTING(field, name, kind, value, low, high, unit, fallback, source, help)            \
-  views.push_back({name, #field, value_text(config.field), value_text(defaults.field),            \
-                   origin(#field, name), range_text(config.field, low, high), unit, help, source, \
+  std::string topic;
+#define NHA_TOPIC(title) topic = title;
+#define NHA_SETTING(field, name, kind, value, low, high, unit, alias, fallback, help)            \
+  views.push_back({topic, name, #field, value_text(config.field), value_text(defaults.field),    \
+                   origin(#field, name), range_text(config.field, low, high), unit, help, alias, \
                    fallback});
 #include "runtime/base/settings.def"
 #undef NHA_SETTING
@@ -153,18 +175,49 @@ std::string configuration_markdown() {
       "All settings are environment variables, read once when NCCL initialises the plugin. A bad\n"
       "value is an error that names variable, value and range; an unknown name with one of our\n"
       "prefixes is a warning. `nccl-ha info --env` shows every setting with its value and where\n"
-      "the value comes from. This page is made by `nccl-ha info --markdown`.\n\n"
-      "| variable | default | range | unit | meaning |\n|---|---|---|---|---|\n";
+      "the value comes from.\n\n"
+      "Names begin with HA_NCCL_. An alias is the name in a founding document (docs/glossary.md)\n"
+      "and means the same; where both are set, the name counts. This page is made by\n"
+      "`nccl-ha info --markdown`; nccl-ha(7) has the same settings.\n";
+  std::string topic;
   for (const SettingView& view : describe(Config{})) {
-    std::string help = view.help;
-    if (!view.fallback.empty()) {
-      help += fmt::format(". When unset, {} is honoured", view.fallback);
+    if (view.topic != topic) {
+      topic = view.topic;
+      out += fmt::format(
+          "\n## {}\n\n| variable | default | range | unit | meaning |\n|---|---|---|---|---|\n",
+          topic);
     }
     out += fmt::format("| `{}` | {} | {} | {} | {} |\n", view.name,
                        view.default_value.empty() ? "(empty)" : view.default_value, view.range,
-                       view.unit, help);
+                       view.unit, meaning_text(view));
   }
   return out;
+}
+
+std::string configuration_man_page() {
+  std::string out =
+      ".\\\" Made by nccl-ha info --man.\n"
+      ".TH NCCL-HA 7 \"@NHA_DATE@\" \"nccl-ha @PROJECT_VERSION@\" \"Environment\"\n"
+      ".SH NAME\nnccl\\-ha \\- environment variables of the network plugin for NCCL\n"
+      ".SH DESCRIPTION\n"
+      "libnccl\\-net\\-ha.so reads its settings once, when NCCL initialises it. A bad value is an "
+      "error that names variable, value and range; an unknown name with one of the plugin's "
+      "prefixes is a warning.\n"
+      ".B nccl\\-ha info \\-\\-env\n"
+      "shows every setting with its value and where the value comes from.\n"
+      ".PP\nAn alias means the same as the name; where both are set, the name counts.\n";
+  std::string topic;
+  for (const SettingView& view : describe(Config{})) {
+    if (view.topic != topic) {
+      topic = view.topic;
+      out += ".SS " + roff(topic) + "\n";
+    }
+    out += fmt::format(".TP\n.B {}\n{}.\nDefault {}, range {}{}{}.\n", view.name,
+                       roff(meaning_text(view)),
+                       view.default_value.empty() ? "(empty)" : roff(view.default_value),
+                       roff(view.range), view.unit.empty() ? "" : " ", view.unit);
+  }
+  return out + ".SH SEE ALSO\n.BR nccl\\-ha (1),\n.BR nccl\\-ha\\-info (1)\n";
 }
 
 }  // namespace nccl_ha

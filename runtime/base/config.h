@@ -26,7 +26,7 @@ struct SettingOrigin {
 
 /// All settings, read once.
 struct Config {
-#define NHA_SETTING(field, name, kind, value, low, high, unit, fallback, source, help) \
+#define NHA_SETTING(field, name, kind, value, low, high, unit, alias, fallback, help) \
   setting_kind::kind field = value;
 #include "runtime/base/settings.def"
 #undef NHA_SETTING
@@ -55,20 +55,23 @@ Result<Config> load_config(const Environment& environment, std::vector<std::stri
 
 /// One row for people.
 struct SettingView {
+  std::string topic;
   std::string name;
   std::string field;
   std::string value;
   std::string default_value;
-  std::string origin;  ///< "default", "environment" or "environment (NAME)" for a fallback
+  std::string origin;  ///< "default", "environment" or "environment (NAME)" for another name
   std::string range;
   std::string unit;
   std::string help;
-  std::string source;
-  std::string fallback;
+  std::string alias;     ///< another name of it; empty: none
+  std::string fallback;  ///< NCCL's variable; empty: none
 };
 std::vector<SettingView> describe(const Config& config);
 
 /// docs/configuration.md.
 std::string configuration_markdown();
+/// nccl-ha(7), without what CMake puts into it (@NHA_DATE@, @PROJECT_VERSION@).
+std::string configuration_man_page();
 
 }  // namespace nccl_ha

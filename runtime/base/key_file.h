@@ -1,4 +1,4 @@
-// A file of keys that hosts have in common, as it is now: NCCL_MESH_KEY_FILE says who joins the
+// A file of keys that hosts have in common, as it is now: HA_NCCL_MESH_KEY_FILE says who joins the
 // topology and relays, HA_NCCL_KEY_FILE between whom a job's connections are.
 //
 // Several keys may be there at a time, so that they can be changed while everything runs: the first

@@ -32,11 +32,12 @@ constexpr size_t slips_from_length = 12;
 struct Row {
   std::string_view field;
   std::string_view name;
+  std::string_view alias;
   std::string_view fallback;
 };
 constexpr Row rows[] = {
-#define NHA_SETTING(field, name, kind, value, low, high, unit, fallback, source, help) \
-  {#field, name, fallback},
+#define NHA_SETTING(field, name, kind, value, low, high, unit, alias, fallback, help) \
+  {#field, name, alias, fallback},
 #include "runtime/base/settings.def"
 #undef NHA_SETTING
 };
@@ -58,7 +59,9 @@ const Row& nearest_row(std::string_view name) {
     const std::string_view rest = without_prefix(name);
     const bool part = rest.size() >= 4 && row.name.ends_with(rest) &&
                       row.name.starts_with(name.substr(0, name.size() - rest.size()));
-    const size_t distance = part ? 1 : edit_distance(name, row.name);
+    size_t distance = edit_distance(name, row.name);
+    distance = part ? std::min<size_t>(distance, 1) : distance;
+    distance = row.alias.empty() ? distance : std::min(distance, edit_distance(name, row.alias));
     if (distance < best) {
       best = distance;
       nearest = &row;
@@ -232,12 +235,14 @@ class Rules {
       const bool sout = !config_.mpib_hca_sout.empty();
       text(sout ? "mpib_hca_sout" : "mpib_hca_sup",
            sout ? config_.mpib_hca_sout : config_.mpib_hca_sup,
-           "of MPIB_HCA_SOUT and MPIB_HCA_SUP only one is set: set both, or neither");
+           "of HA_NCCL_HCA_SOUT and HA_NCCL_HCA_SUP only one is set: set both, or neither");
     } else if (!config_.mpib_hca_sout.empty() && !config_.enable_backup) {
       text("enable_backup", "0",
-           "MPIB_HCA_SOUT and MPIB_HCA_SUP: paths on other rails need HA_NCCL_ENABLE_BACKUP=1");
+           "HA_NCCL_HCA_SOUT and HA_NCCL_HCA_SUP: paths on other rails need "
+           "HA_NCCL_ENABLE_BACKUP=1");
     } else if (!config_.mpib_hca_sout.empty() && config_.mpib_hca_sout == config_.mpib_hca_sup) {
-      text("mpib_hca_sup", config_.mpib_hca_sup, "MPIB_HCA_SOUT is the same: they are to be two");
+      text("mpib_hca_sup", config_.mpib_hca_sup,
+           "HA_NCCL_HCA_SOUT is the same: they are to be two");
     }
   }
 
@@ -335,7 +340,7 @@ std::optional<SlowRetries> slow_retries(const Config& config) {
 
 std::optional<std::string> meant_setting(std::string_view variable) {
   const bool known = std::any_of(std::begin(rows), std::end(rows), [&](const Row& row) {
-    return variable == row.name || variable == row.fallback;
+    return variable == row.name || variable == row.alias || variable == row.fallback;
   });
   if (known) {
     return std::nullopt;

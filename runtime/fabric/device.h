@@ -69,7 +69,7 @@ struct RailDevices {
   std::array<size_t, rails_per_device_max> devices{};  ///< of Provider::devices()
   size_t count = 1;
   bool sout_and_sup =
-      false;              ///< MPIB_HCA_SOUT and MPIB_HCA_SUP: the second may not reach all hosts
+      false;  ///< HA_NCCL_HCA_SOUT and HA_NCCL_HCA_SUP: the second may not reach all hosts
   bool are_ways = false;  ///< rails are ways of the one device (Attachment::way)
 };
 

@@ -15,10 +15,11 @@ constexpr const char* of_the_system = "/run/mpib";
 constexpr const char* of_the_seed = "/tmp/mpib";
 
 Error untrusted(const std::string& path, const char* why) {
-  return fail(Errc::invalid_argument,
-              fmt::format("{} is not used for the transport agent: {} (MPIB_AGENT_DIR; `chmod 755` "
-                          "and `chown` it, or name another directory)",
-                          path, why));
+  return fail(
+      Errc::invalid_argument,
+      fmt::format("{} is not used for the transport agent: {} (HA_NCCL_AGENT_DIR; `chmod 755` "
+                  "and `chown` it, or name another directory)",
+                  path, why));
 }
 
 /// Directly below /run, where only root makes folders: whose it is, root has decided.
@@ -42,12 +43,12 @@ std::string AgentDirectory::chosen(const std::string& setting) {
 Result<AgentDirectory> AgentDirectory::open(const std::string& path) {
   if (path.empty() || path.front() != '/') {
     return fail(Errc::invalid_argument,
-                fmt::format("MPIB_AGENT_DIR={}: an absolute path is needed", path));
+                fmt::format("HA_NCCL_AGENT_DIR={}: an absolute path is needed", path));
   }
   if (path.size() + 1 + std::string_view(socket_name).size() >= sizeof(sockaddr_un::sun_path)) {
     return fail(
         Errc::invalid_argument,
-        fmt::format("MPIB_AGENT_DIR={}: too long for the address of a UNIX socket, which has "
+        fmt::format("HA_NCCL_AGENT_DIR={}: too long for the address of a UNIX socket, which has "
                     "at most {} bytes",
                     path, sizeof(sockaddr_un::sun_path) - 1));
   }

@@ -14,7 +14,8 @@ namespace nccl_ha {
 
 class AgentDirectory {
  public:
-  /// The setting MPIB_AGENT_DIR, or, where that is empty, /run/mpib if it is there, else /tmp/mpib.
+  /// The setting HA_NCCL_AGENT_DIR, or, where that is empty, /run/mpib if it is there, else
+  /// /tmp/mpib.
   static std::string chosen(const std::string& setting);
   /// Errc::system with ENOENT: there is none, so no agent.  invalid_argument: it is not to be
   /// trusted, for it is no directory, belongs to neither root nor this user (below /run: to

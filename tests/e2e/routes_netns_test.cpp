@@ -28,18 +28,18 @@ TEST(Routes, ARingIsFoundWithoutConfigurationByAllOfItsHosts) {
 }
 
 TEST(Routes, ALineIsNoRing) {
-  const ToolRun run = routes_in("line-3", {}, {"NCCL_MESH_TOPOLOGY=ring"});
+  const ToolRun run = routes_in("line-3", {}, {"HA_NCCL_MESH_TOPOLOGY=ring"});
   EXPECT_NE(run.out.find("line: 3 hosts"), std::string::npos) << run.out << run.err;
-  EXPECT_NE(run.out.find("warning: NCCL_MESH_TOPOLOGY expects a ring, but 3 hosts make a line"),
+  EXPECT_NE(run.out.find("warning: HA_NCCL_MESH_TOPOLOGY expects a ring, but 3 hosts make a line"),
             std::string::npos)
       << run.out;
   EXPECT_NE(run.out.find("in a ring it has two"), std::string::npos) << run.out;
 }
 
 TEST(Routes, AWrongPeerIsNamed) {
-  const ToolRun wrong = routes_in("pair", {}, {"NCCL_MESH_PEERS=h1"});
+  const ToolRun wrong = routes_in("pair", {}, {"HA_NCCL_MESH_PEERS=h1"});
   EXPECT_NE(wrong.status, 0);
-  EXPECT_NE((wrong.out + wrong.err).find("NCCL_MESH_PEERS=h1: 'h1' is no IP address"),
+  EXPECT_NE((wrong.out + wrong.err).find("HA_NCCL_MESH_PEERS=h1: 'h1' is no IP address"),
             std::string::npos)
       << wrong.out << wrong.err;
 }
@@ -50,7 +50,7 @@ class RoutesOfAFile : public ::testing::Test {
     std::ofstream(file_) << text;
     std::vector<std::string> all{"info", "--routes"};
     all.insert(all.end(), arguments.begin(), arguments.end());
-    return run_program(NHA_TOOL_FILE, all, {{"NCCL_MESH_TOPOLOGY_FILE", file_}});
+    return run_program(NHA_TOOL_FILE, all, {{"HA_NCCL_MESH_TOPOLOGY_FILE", file_}});
   }
   std::string file_ = testing::TempDir() + "nha_routes_" + std::to_string(getpid());
   ~RoutesOfAFile() override { std::remove(file_.c_str()); }

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -96,8 +97,27 @@ TEST_F(TraceOfAJob, IsTheSameLiveDumpedAndAfterAKill) {
 
   const ToolRun prometheus = tool({"stat", "--prometheus"});
   EXPECT_NE(prometheus.out.find("nccl_ha_connection_bytes_sent_total{"), std::string::npos);
+  const std::string textfile = folder_.path() + "/nccl-ha.prom";
+  EXPECT_EQ(tool({"stat", "--textfile", textfile}).status, 0);
+  std::stringstream totals;
+  totals << std::ifstream(textfile).rdbuf();
+  EXPECT_NE(totals.str().find("nccl_ha_connection_bytes_sent_total{host="), std::string::npos);
+  EXPECT_EQ(totals.str().find("pid"), std::string::npos) << totals.str();
+  EXPECT_TRUE(fs::exists(textfile + ".state"));
   const ToolRun top = tool({"top", "--count", "2", "--interval", "0.1", "--sort", "rate"});
   EXPECT_EQ(count(top.out, "nccl-ha top:"), 2U) << top.out;
+
+  // Of the running process, by its number and among all.
+  for (const std::vector<std::string>& from : {std::vector{pid}, std::vector<std::string>{}}) {
+    std::vector<std::string> words{"trace", "waiting", "--json"};
+    words.insert(words.end(), from.begin(), from.end());
+    const ToolRun waiting = tool(words);
+    EXPECT_EQ(waiting.status, 0) << waiting.err;
+    const json open = json::parse(waiting.out, nullptr, false);
+    ASSERT_FALSE(open.is_discarded()) << waiting.out;
+    EXPECT_EQ(open["command"], "trace waiting");
+    EXPECT_TRUE(open["waiting"].is_array()) << waiting.out;
+  }
 
   // A signal makes a dump, and the process goes on.
   kill(std::stoi(pid), SIGUSR2);

@@ -269,7 +269,7 @@ TEST(NicProduct, RetriesThatOutlastFailoverAreSaidAtInit) {
   });
 }
 
-/// Neither before nor twice; usually within 10 ms (seed 004), with what commands of a ConnectX
+/// Neither before nor twice; usually within 10 ms (seeds/004, 5), with what commands of a ConnectX
 /// take.
 TEST(NicProduct, MemoryIsRegisteredWithAnotherDeviceWhenAPathGoesThere) {
   with_nic("devices=2,cost.reg_mr=100us,cost.reg_page=300ns", [](Control& control) {

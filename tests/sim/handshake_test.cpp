@@ -472,7 +472,7 @@ TEST(SimHandshake, WhereTheAskedDeviceHasNoCableAConnectionLivesWhereItsStreamLe
     route.from = sim::Endpoint{pair.sender().addresses[rail], 0}.to_sockaddr();
     rig::SimLink link(pair.world(), pair.sender(), pair.receiver(), how);
     ASSERT_TRUE(link.wait_ready()) << link.error();
-    // With MPIB_OOB_IF a stream may begin anywhere.
+    // With HA_NCCL_OOB_IF a stream may begin anywhere.
     EXPECT_EQ(link.sender().attachment().device, streams_tell ? rail : 0);
   }
 }

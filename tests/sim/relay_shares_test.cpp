@@ -138,7 +138,8 @@ TEST(RelayPoolSim, WhenMemoryRunsOutSessionsAreSlowerAndThenRefusedButNothingIsL
         line.world().run_until([&] { return pair->ready() || pair->failed(0); }, seconds(5)));
     refused = pair->failed(0);
     if (refused) {
-      EXPECT_NE(pair->ends[0].owner.last_error.what.find("NCCL_MESH_POOL_BYTES"), std::string::npos)
+      EXPECT_NE(pair->ends[0].owner.last_error.what.find("HA_NCCL_MESH_POOL_BYTES"),
+                std::string::npos)
           << pair->ends[0].owner.last_error.what;
     } else {
       pairs.push_back(std::move(pair));
@@ -179,7 +180,7 @@ TEST(RelayPoolSim, OneHostDoesNotTakeAllSessions) {
   ASSERT_EQ(pairs.size(), 2U);
   RelayedPair refused(line, 4096, 9);
   EXPECT_FALSE(refused.connect(line));
-  EXPECT_NE(refused.ends[0].owner.last_error.what.find("NCCL_MESH_SESSIONS_PER_HOST"),
+  EXPECT_NE(refused.ends[0].owner.last_error.what.find("HA_NCCL_MESH_SESSIONS_PER_HOST"),
             std::string::npos)
       << refused.ends[0].owner.last_error.what;
 }
@@ -264,8 +265,8 @@ TEST(RelayAskers, WhoInventsOriginsHasOneShare) {
     // Two with the fewest slots fill half of the memory; else three are as many as it may have.
     EXPECT_EQ(line.node(1).counts().opened, memory ? 2U : 3U);
     EXPECT_LE(line.node(1).counts().pool_bytes_most, options.relay.pool_bytes / 2);
-    EXPECT_NE(askers.back()->refusal().find(memory ? "NCCL_MESH_POOL_BYTES"
-                                                   : "NCCL_MESH_SESSIONS_PER_HOST"),
+    EXPECT_NE(askers.back()->refusal().find(memory ? "HA_NCCL_MESH_POOL_BYTES"
+                                                   : "HA_NCCL_MESH_SESSIONS_PER_HOST"),
               std::string::npos)
         << askers.back()->refusal();
   }
@@ -445,7 +446,7 @@ TEST(RelayTickets, OneUserOfAHostLeavesSomethingForAnother) {
         },
         seconds(5)));
     const auto refused = [&](size_t asker) {
-      return askers[asker]->refusal().find(memory ? "NCCL_MESH_POOL_BYTES" : "of user 1") !=
+      return askers[asker]->refusal().find(memory ? "HA_NCCL_MESH_POOL_BYTES" : "of user 1") !=
              std::string::npos;
     };
     EXPECT_FALSE(refused(0)) << askers[0]->refusal();

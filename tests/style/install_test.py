@@ -19,6 +19,8 @@ PREFIX = "usr/local"
 # All that the plugin may ask the dynamic loader for; sanitizer builds add their runtimes.
 LOADABLE = re.compile(r"^(libc\.so\.6|libm\.so\.6|libdl\.so\.2|libpthread\.so\.0|librt\.so\.1|"
                       r"ld-linux-.*)$")
+# In a page of Markdown, to another file.
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)[^)]*\)")
 ENTRY_POINT = re.compile(r"^ncclNetPlugin_v(6|7|8|9|10|11|12)$")
 
 
@@ -55,19 +57,22 @@ class Installed(unittest.TestCase):
                      "share/man/man1/nccl-ha-top.1", "share/man/man1/nccl-ha-stat.1",
                      "share/man/man1/nccl-ha-tune.1", "share/man/man1/nccl-ha-report.1", "lib/systemd/system/nccl-ha-agent.service",
                      "lib/systemd/system/nccl-ha-relay.service",
-                     "lib/sysusers.d/nccl-ha.conf",
+                     "lib/sysusers.d/nccl-ha-agent.conf", "lib/sysusers.d/nccl-ha-relay.conf",
+                     "share/man/man7/nccl-ha.7",
                      "share/doc/nccl-ha/docs/agent.md",
-                     "share/doc/nccl-ha/docs/agent-dashboard.json",
+                     "share/doc/nccl-ha/docs/agent-dashboard.json", "share/doc/nccl-ha/docs/alerts.yml",
                      "share/doc/nccl-ha/docs/lab.md",
                      "share/doc/nccl-ha/docs/README.md",
                      "share/doc/nccl-ha/docs/pictures/throughput-failover.svg",
                      "share/doc/nccl-ha/README.md", "share/doc/nccl-ha/SECURITY.md",
-                     "share/doc/nccl-ha/CONTRIBUTING.md",
+                     "share/doc/nccl-ha/CONTRIBUTING.md", "share/doc/nccl-ha/CHANGELOG.md",
                      "share/doc/nccl-ha/LICENSE", "share/doc/nccl-ha/docs/architecture.md",
                      "share/bash-completion/completions/nccl-ha",
                      "share/zsh/site-functions/_nccl-ha",
                      "share/fish/vendor_completions.d/nccl-ha.fish",
                      f"{LIBDIR}/pkgconfig/nccl-ha.pc",
+                     "share/doc/nccl-ha/examples/Containerfile.pytorch",
+                     "share/doc/nccl-ha/examples/kubernetes/kustomization.yaml",
                      "share/doc/nccl-ha/examples/90-nccl-ha.conf"]:
             with self.subTest(name=name):
                 self.assertGreater((self.root / name).stat().st_size, 0)
@@ -112,6 +117,10 @@ class Installed(unittest.TestCase):
         self.assertTrue(needed, "readelf shows no NEEDED at all")
         self.assertEqual([name for name in needed if not LOADABLE.match(name)], [])
 
+    def test_rccl_finds_it_by_a_prefix_of_its_own(self):
+        link = self.library.parent / "librccl-net-ha.so"
+        self.assertEqual(os.readlink(link), "libnccl-net-ha.so")
+
     def test_library_shows_only_its_entry_points(self):
         table = output_of("nm", "-D", "--defined-only", str(self.library))
         names = [line.split()[-1].split("@")[0] for line in table.splitlines() if line.strip()]
@@ -126,18 +135,46 @@ class Installed(unittest.TestCase):
                 self.assertEqual(file.read_bytes().count(folder), 0)
 
     def test_man_pages_have_no_mistakes(self):
-        for page in sorted((self.root / "share/man/man1").glob("*.1")):
+        pages = sorted((self.root / "share/man").glob("man[17]/*.[17]"))
+        self.assertGreater(len(pages), 12)
+        for page in pages:
             text = page.read_text(encoding="utf-8")
             with self.subTest(page=page.name):
                 self.assertTrue(text.startswith(('.\\"', ".TH ")), "no .TH at the start")
-                self.assertRegex(text, r'\.TH \S+ 1 "\d{4}-\d\d-\d\d" "nccl-ha \d+\.\d+\.\d+"')
-                for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS"]:
+                self.assertRegex(text, r'\.TH \S+ [17] "\d{4}-\d\d-\d\d" "nccl-ha \d+\.\d+\.\d+"')
+                for section in (["NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS"]
+                                if page.suffix == ".1" else ["NAME", "DESCRIPTION", "SEE ALSO"]):
                     self.assertIn(f'.SH {section}'.replace('"', ""), text.replace('"', ""))
+
+    def test_the_operators_pages_stand_alone(self):
+        """Without the developers' package only an index names pages that are not there."""
+        with tempfile.TemporaryDirectory() as folder:
+            output_of("env", f"DESTDIR={folder}", CMAKE, "--install", BUILD, "--prefix", "/" + PREFIX,
+                      "--component", "tools")
+            doc = pathlib.Path(folder) / PREFIX / "share/doc/nccl-ha"
+            pages = {page.name for page in (doc / "docs").glob("*.md")}
+            self.assertLessEqual({"README.md", "operations.md", "quickstart.md", "configuration.md"}, pages)
+            self.assertEqual(pages & {"architecture.md", "protocol.md", "threads.md"}, set())
+            followed = 0
+            for page in [one for one in sorted((doc / "docs").glob("*.md")) if one.name != "README.md"]:
+                for link in LINK.findall(page.read_text(encoding="utf-8")):
+                    followed += 1
+                    with self.subTest(page=page.name, link=link):
+                        self.assertTrue((page.parent / link).exists())
+            self.assertGreater(followed, 5)
+
+    def test_links_lead_somewhere(self):
+        """In the whole tree, as the packages lay it down together."""
+        doc = self.root / "share/doc/nccl-ha"
+        for page in [doc / "README.md", doc / "CONTRIBUTING.md", *sorted((doc / "docs").glob("*.md"))]:
+            for link in LINK.findall(page.read_text(encoding="utf-8")):
+                with self.subTest(page=page.name, link=link):
+                    self.assertTrue((page.parent / link).exists())
 
     def test_man_pages_name_every_option(self):
         for command in ["perf", "info", "check", "lab run", "lab cut", "lab show", "agent",
                         "agent status", "agent simulate-switch", "trace show", "trace summary",
-                        "trace critical", "trace export", "trace plot", "stat", "top", "tune", "report"]:
+                        "trace waiting", "trace critical", "trace export", "trace plot", "stat", "top", "tune", "report"]:
             words = command.split()
             help_text = output_of(str(self.program), *words, "--help")
             page = (self.root / f"share/man/man1/nccl-ha-{words[0]}.1").read_text(encoding="utf-8")
@@ -166,7 +203,7 @@ class Installed(unittest.TestCase):
         script = self.root / "share/bash-completion/completions/nccl-ha"
         for command in ["perf", "info", "check", "lab run", "lab cut", "agent",
                         "agent status", "agent simulate-switch", "trace show", "trace summary",
-                        "trace critical", "stat", "top", "tune", "report"]:
+                        "trace waiting", "trace critical", "stat", "top", "tune", "report"]:
             words = command.split()
             help_text = output_of(str(self.program), *words, "--help")
             # The text around them names options of other programs too.

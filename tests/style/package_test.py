@@ -24,7 +24,8 @@ MACHINES = {"": os.uname().machine, "aarch64-linux-gnu": "aarch64"}
 ELF_NAMES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
 DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
 EPOCH = "1750000000"
-PACKAGES = {"libnccl-net-ha", "nccl-ha", "nccl-ha-dev"}
+SERVICES = ("agent", "relay")
+PACKAGES = {"libnccl-net-ha", "nccl-ha", "nccl-ha-agent", "nccl-ha-relay", "nccl-ha-dev"}
 
 
 def run(*command, **more):
@@ -58,7 +59,7 @@ class Packages(unittest.TestCase):
     def twice(self, generator):
         first = make(generator, self.path / "one")
         second = make(generator, self.path / "two", umask=0o077)
-        self.assertEqual(len(first), 3, first)
+        self.assertEqual(len(first), len(PACKAGES), first)
         self.assertEqual(sorted(first), sorted(second))
         for name, path in first.items():
             with self.subTest(package=name):
@@ -68,13 +69,15 @@ class Packages(unittest.TestCase):
     def check_tree(self, root, libraries):
         library = root / "usr" / libraries / "libnccl-net-ha.so"
         self.assertGreater(library.stat().st_size, 100000)
+        self.assertTrue(library.samefile(library.parent / "librccl-net-ha.so"))
         self.assertNotIn(".debug_info", output_of("readelf", "-SW", str(library)))
         self.check_binaries(library, root / "usr/bin/nccl-ha")
-        unit = (root / "usr/lib/systemd/system/nccl-ha-agent.service").read_text(encoding="utf-8")
-        self.assertIn("ExecStart=/usr/bin/nccl-ha agent", unit)
         self.assertTrue((root / "usr/share/doc/nccl-ha/examples/90-nccl-ha.conf").exists())
-        users = (root / "usr/lib/sysusers.d/nccl-ha.conf").read_text(encoding="utf-8")
-        self.assertIn(f"u {re.search('^User=(.*)$', unit, re.M).group(1)} ", users)
+        for service in SERVICES:
+            unit = (root / f"usr/lib/systemd/system/nccl-ha-{service}.service").read_text(encoding="utf-8")
+            self.assertIn(f"ExecStart=/usr/bin/nccl-ha {service}", unit)
+            users = (root / f"usr/lib/sysusers.d/nccl-ha-{service}.conf").read_text(encoding="utf-8")
+            self.assertIn(f"u {re.search('^User=(.*)$', unit, re.M).group(1)} ", users)
         # A program finds its plugin, wherever the root is.
         found = output_of(*EMULATOR, str(root / "usr/bin/nccl-ha"), "info", "--json",
                           env=dict(os.environ, HA_NCCL_FABRIC="datagram", HA_NCCL_IFNAME="lo"))
@@ -83,8 +86,21 @@ class Packages(unittest.TestCase):
         text = config.read_text(encoding="utf-8")
         self.assertIn(f"libdir=/usr/{libraries}\n", text)
         self.assertIn("prefix=/usr\n", text)
+        page = output_of("gzip", "-dc", str(root / "usr/share/man/man7/nccl-ha.7.gz"))
+        self.assertIn("HA_NCCL_RTO_MS", page)
         page = output_of("gzip", "-dc", str(root / "usr/share/man/man1/nccl-ha-check.1.gz"))
         self.assertRegex(page, r'\.TH NCCL-HA-CHECK 1 "\d{4}-\d\d-\d\d" "nccl-ha \d+\.\d+\.\d+"')
+
+    def check_contents(self, of):
+        """What an operator reads is in the operator's package, and a service is in its own."""
+        for package, file in [("libnccl-net-ha", "/libnccl-net-ha.so"), ("nccl-ha", "/bin/nccl-ha"),
+                              ("nccl-ha", "/docs/operations.md"), ("nccl-ha", "/docs/quickstart.md"),
+                              ("nccl-ha", "/docs/pictures/throughput-failover.svg"),
+                              ("nccl-ha", "/docs/agent-dashboard.json"), ("nccl-ha", "/man7/nccl-ha.7.gz"),
+                              ("nccl-ha-agent", "/nccl-ha-agent.service"),
+                              ("nccl-ha-relay", "/nccl-ha-relay.service"),
+                              ("nccl-ha-dev", "/docs/architecture.md"), ("nccl-ha-dev", "/nccl-ha.pc")]:
+            self.assertEqual([name for name, files in of.items() if f"{file}\n" in files], [package], file)
 
     def check_binaries(self, library, program):
         machine = ELF_NAMES.get(MACHINES[FOREIGN], "")
@@ -109,6 +125,15 @@ class Packages(unittest.TestCase):
         self.assertEqual(set(fields), PACKAGES)
         depends = re.search(r"^Depends: (.*)$", fields["libnccl-net-ha"], re.M).group(1)
         self.assertRegex(depends, r"^libc6 \(>= 2\.3[0-4]\)$", "the C library only, of 2.34 at most")
+        # Whoever installs the program gets the plugin, and with a service both, of the same version.
+        for name, brings in [("nccl-ha", "libnccl-net-ha"), ("nccl-ha-agent", "nccl-ha"),
+                             ("nccl-ha-relay", "nccl-ha")]:
+            version = re.search(r"^Version: (.*)$", fields[name], re.M).group(1)
+            self.assertRegex(fields[name],
+                             rf"(?m)^Depends: (.*, )?{brings} \(= {re.escape(version)}\)(,|$)")
+        self.check_contents({re.search(r"^Package: (.*)$", output_of("dpkg-deb", "--field", str(path)),
+                                       re.M).group(1): output_of("dpkg-deb", "--contents", str(path))
+                             for path in packages})
         if MACHINES[FOREIGN] in DEBIAN_NAMES:
             for text in fields.values():
                 self.assertRegex(text, f"(?m)^Architecture: {DEBIAN_NAMES[MACHINES[FOREIGN]]}$")
@@ -136,7 +161,7 @@ class Packages(unittest.TestCase):
     def test_rpm(self):
         packages = self.twice("RPM")
         names = {output_of("rpm", "-qp", "--qf", "%{NAME}", str(path)) for path in packages}
-        self.assertEqual(names, {"libnccl-net-ha", "nccl-ha", "nccl-ha-devel"})
+        self.assertEqual(names, PACKAGES - {"nccl-ha-dev"} | {"nccl-ha-devel"})
         root = self.path / "root"
         machines = {output_of("rpm", "-qp", "--qf", "%{ARCH}", str(path)) for path in packages}
         self.assertEqual(machines, {MACHINES[FOREIGN]})

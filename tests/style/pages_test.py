@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LINES_MAX = 200
 COLUMNS_MAX = 100
-TOP_PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")]
+TOP_PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 # Parts of these are still written as lines of any length.
 WIDE_PAGES = {"architecture.md", "protocol.md", "testing.md"}
 CODE_FOLDERS = ("runtime", "ha", "actors", "relay", "plugin", "tools")
@@ -213,7 +213,10 @@ class Pages(unittest.TestCase):
         self.all_of(named_members, words.issuperset)
 
     def test_settings_are_there(self):
-        known = named_settings(read(ROOT / "runtime/base/settings.def"))
+        # Names, aliases and fallbacks; a word in a setting's help is none.
+        rows = re.split(r"\bNHA_SETTING\(\w+, ", read(ROOT / "runtime/base/settings.def"))[1:]
+        known = {name for row in rows for name in
+                 re.findall(r'"([A-Z]\w+)",', row)}
         self.all_of(named_settings, known.__contains__)
 
     def test_subcommands_are_there(self):
@@ -228,6 +231,15 @@ class Pages(unittest.TestCase):
         known |= {f"nccl_ha_agent_{name}" for name in
                   re.findall(r'"([a-z_]+)"', read(ROOT / "tools/agent/metrics.cpp"))}
         self.all_of(metrics, known.__contains__)
+        rules = read(DOCS / "alerts.yml")
+        self.assertEqual(metrics(rules) - known, set())
+        alerts = re.findall(r"- alert: (\w+)", rules)
+        self.assertGreater(len(alerts), 5)
+        self.assertEqual(alerts, re.findall(r"^\| (NcclHa\w+) \|", read(DOCS / "monitoring.md"), re.M))
+        # Each says for whom and what to do, and no label is one that grows.
+        for field in ("expr", "severity", "summary", "action"):
+            self.assertEqual(len(re.findall(rf"\b{field}:", rules)), len(alerts), field)
+        self.assertNotRegex(rules, r"\b(pid|instance|id|connection)\b *[=!]")
 
     def test_messages_are_there(self):
         said = "\n".join(one for path in sources(*CODE_FOLDERS) for one in literals(read(path)))

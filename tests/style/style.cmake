@@ -21,6 +21,8 @@ nha_style_test(checkers_find_planted_faults
 nha_style_test(plant ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/plant_test.py)
 nha_style_test(named_tests ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/named_tests_test.py)
 nha_style_test(pages ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/pages_test.py)
+nha_style_test(release ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/release_test.py
+               ${CMAKE_SOURCE_DIR})
 nha_style_test(version ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/version_test.py ${CMAKE_COMMAND}
                ${CMAKE_SOURCE_DIR})
 set_tests_properties(style.version PROPERTIES LABELS style_long)  # it configures a tree six times

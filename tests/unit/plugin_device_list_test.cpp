@@ -95,7 +95,7 @@ TEST_F(DeviceListTest, TheyAreNamedByDevicePortOrInterface) {
 TEST_F(DeviceListTest, AWrongNameIsAnErrorThatSaysWhatThereIs) {
   const auto missing = pair("mlx5_0", "mlx5_9");
   ASSERT_FALSE(missing);
-  EXPECT_NE(missing.error().message().find("MPIB_HCA_SUP=mlx5_9"), std::string::npos);
+  EXPECT_NE(missing.error().message().find("HA_NCCL_HCA_SUP=mlx5_9"), std::string::npos);
   EXPECT_NE(missing.error().message().find("mlx5_4:1"), std::string::npos);
   EXPECT_FALSE(pair("mlx5_0", ""));
   EXPECT_FALSE(pair("", "mlx5_0"));

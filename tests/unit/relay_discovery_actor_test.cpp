@@ -281,7 +281,7 @@ TEST(MeshSettings, ANeighbourMayLoseOneHello) {
   config.mesh_dead_ms = 2 * config.mesh_hello_ms - 1;
   const auto refused = relay::discovery_timing(config);
   ASSERT_FALSE(refused);
-  EXPECT_NE(refused.error().what.find("NCCL_MESH_DEAD_MS=999"), std::string::npos);
+  EXPECT_NE(refused.error().what.find("HA_NCCL_MESH_DEAD_MS=999"), std::string::npos);
 }
 
 }  // namespace

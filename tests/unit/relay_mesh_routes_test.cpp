@@ -246,7 +246,7 @@ TEST(MeshRoutes, TellOverHowManyWaysLoadGoesAtOnce) {
   detour.detour_max = 1;
   const char* ring = "cable a b\ncable b c\ncable c d\ncable d a\n";
   EXPECT_EQ(ways(ring, {}), 2U);
-  EXPECT_EQ(ways(ring, alone), 1U) << "NCCL_MESH_RING_SPLIT=0";
+  EXPECT_EQ(ways(ring, alone), 1U) << "HA_NCCL_MESH_RING_SPLIT=0";
   const char* five = "cable a b\ncable b c\ncable c d\ncable d e\ncable e a\n";
   EXPECT_EQ(ways(five, {}), 1U) << "the other way round is longer";
   EXPECT_EQ(ways(five, detour), 2U);

@@ -113,7 +113,7 @@ TEST_F(ProcessMeshTest, AWrongSettingIsNamed) {
   config_.mesh_relay = "outline";
   auto made = make();
   ASSERT_FALSE(made);
-  EXPECT_EQ(made.error().what, "NCCL_MESH_RELAY=outline: use auto, inline or off");
+  EXPECT_EQ(made.error().what, "HA_NCCL_MESH_RELAY=outline: use auto, inline or off");
   config_.mesh_relay = "inline";
   config_.mesh_peers = "here";
   EXPECT_FALSE(make());
@@ -143,12 +143,12 @@ TEST_F(ProcessMeshTest, AnotherShapeThanIsExpectedIsToldOnce) {
     ASSERT_TRUE((*mesh)->begin(**engine, **provider, SteadyClock().now()));
     // Nobody has to ask for a peer.
     const bool other = std::string_view(expected) == "ring";
-    EXPECT_EQ(test::until([&] { return log.count("NCCL_MESH_TOPOLOGY expects") != 0; },
+    EXPECT_EQ(test::until([&] { return log.count("HA_NCCL_MESH_TOPOLOGY expects") != 0; },
                           other ? std::chrono::seconds(20) : std::chrono::seconds(1)),
               other);
-    EXPECT_EQ(log.count("NCCL_MESH_TOPOLOGY expects a ring, but 3 hosts make a line"),
+    EXPECT_EQ(log.count("HA_NCCL_MESH_TOPOLOGY expects a ring, but 3 hosts make a line"),
               other ? 1U : 0U);
-    EXPECT_EQ(log.count("NCCL_MESH_TOPOLOGY expects"), other ? 1U : 0U);
+    EXPECT_EQ(log.count("HA_NCCL_MESH_TOPOLOGY expects"), other ? 1U : 0U);
     (*mesh)->leave(**engine, std::chrono::seconds(60));
   }
   std::filesystem::remove(file);
@@ -173,7 +173,7 @@ TEST_F(ProcessMeshTest, WhoeverHasThePortIsAskedOnlyWhereThatIsNeeded) {
   EXPECT_TRUE((*mesh)->out_of_reach({address(9, 9)}));
   const std::string why = (*mesh)->why_no_way({address(9, 9)});
   for (const char* part : {"10.0.9.9", "10.0.1.1/24 (cable0)", "does not tell what it knows",
-                           "nccl-ha relay", "NCCL_MESH_RELAY"}) {
+                           "nccl-ha relay", "HA_NCCL_MESH_RELAY"}) {
     EXPECT_NE(why.find(part), std::string::npos) << why;
   }
   // Each connection waits for the same search.

@@ -227,7 +227,7 @@ TEST(Shapes, WhatIsExpectedAndMissingIsSaid) {
   const Topology line = cabled("ab bc cd");
   const auto wrong = findings(line, 0, Shape::ring);
   ASSERT_EQ(wrong.size(), 3U);
-  EXPECT_EQ(wrong[0], "NCCL_MESH_TOPOLOGY expects a ring, but 4 hosts make a line");
+  EXPECT_EQ(wrong[0], "HA_NCCL_MESH_TOPOLOGY expects a ring, but 4 hosts make a line");
   EXPECT_TRUE(std::any_of(wrong.begin(), wrong.end(), [](const std::string& one) {
     return one == "a has 1 neighbour (b), in a ring it has two";
   })) << wrong[1];
@@ -235,9 +235,9 @@ TEST(Shapes, WhatIsExpectedAndMissingIsSaid) {
   LinkState alone;
   alone.origin = host('a');
   alone.name = "a";
-  EXPECT_EQ(
-      findings(Topology::make({alone}), 0, Shape::ring),
-      std::vector<std::string>{"NCCL_MESH_TOPOLOGY expects a ring, but no other host was heard"});
+  EXPECT_EQ(findings(Topology::make({alone}), 0, Shape::ring),
+            std::vector<std::string>{
+                "HA_NCCL_MESH_TOPOLOGY expects a ring, but no other host was heard"});
   EXPECT_TRUE(findings(cabled("ab bc ca"), 0, Shape::ring).empty());
   const auto mesh = findings(cabled("ab bc"), 0, Shape::full_mesh);
   ASSERT_EQ(mesh.size(), 2U);
@@ -254,7 +254,7 @@ TEST(Shapes, TheSettingIsChecked) {
   EXPECT_EQ(*parse_shape("ring"), Shape::ring);
   const auto wrong = parse_shape("torus");
   ASSERT_FALSE(wrong);
-  EXPECT_NE(wrong.error().what.find("NCCL_MESH_TOPOLOGY=torus"), std::string::npos);
+  EXPECT_NE(wrong.error().what.find("HA_NCCL_MESH_TOPOLOGY=torus"), std::string::npos);
 }
 
 TEST(TopologyFiles, SayWhatIsWrongAndWhere) {

@@ -24,9 +24,11 @@ TEST(Config, DefaultsAreThoseOfTheTable) {
     EXPECT_EQ(view.origin, "default") << view.name;
     EXPECT_EQ(view.value, view.default_value) << view.name;
     EXPECT_FALSE(view.help.empty()) << view.name;
-    EXPECT_TRUE(view.name.starts_with("HA_NCCL_") || view.name.starts_with("NCCL_MESH_") ||
-                view.name.starts_with("MPIB_"))
-        << view.name;
+    EXPECT_FALSE(view.topic.empty()) << view.name;
+    EXPECT_TRUE(view.name.starts_with("HA_NCCL_")) << view.name;
+    EXPECT_TRUE(view.alias.empty() || view.alias.starts_with("NCCL_MESH_") ||
+                view.alias.starts_with("MPIB_"))
+        << view.alias;
   }
 }
 
@@ -69,6 +71,56 @@ TEST(Config, BadValuesNameVariableValueAndRange) {
   }
   auto config = load_config(with({{"HA_NCCL_PROGRESS_THREADS", "65"}}), nullptr);
   EXPECT_NE(config.error().what.find("1..64"), std::string::npos) << config.error().what;
+}
+
+TEST(Config, AnAliasMeansTheSameAndTheNameWins) {
+  std::vector<std::string> warnings;
+  const std::map<std::string, std::string> old{
+      {"MPIB_MODE", "1"}, {"NCCL_MESH_PORT", "18741"}, {"NCCL_MESH_KEY_FILE", "/keys"}};
+  auto config = load_config(with(old), &warnings);
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_TRUE(warnings.empty()) << warnings.front();
+  EXPECT_EQ(config->mpib_mode, 1);
+  EXPECT_EQ(config->mesh_port, 18741);
+  EXPECT_EQ(config->mesh_key_file, "/keys");
+  EXPECT_EQ(config->origins.at("mesh_port").variable, "NCCL_MESH_PORT");
+  std::map<std::string, std::string> both = old;
+  both["HA_NCCL_MESH_PORT"] = "18742";
+  both["HA_NCCL_MESH_KEY_FILE"] = "";
+  config = load_config(with(both), &warnings);
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->mesh_port, 18742);
+  EXPECT_EQ(config->mesh_key_file, "") << "the name says that there is none";
+  EXPECT_EQ(config->mpib_mode, 1);
+}
+
+TEST(Config, EachAliasIsRead) {
+  size_t aliases = 0;
+  for (const SettingView& view : describe(Config{})) {
+    if (view.alias.empty() || view.range == "text") {
+      continue;
+    }
+    ++aliases;
+    const auto config = load_config(with({{view.alias, "x"}}), nullptr);
+    ASSERT_FALSE(config) << view.alias;
+    EXPECT_TRUE(config.error().what.starts_with(view.alias + "=x: ")) << config.error().what;
+  }
+  EXPECT_EQ(aliases, 21U);
+}
+
+TEST(Config, TheTenThatMatterComeFirst) {
+  const std::vector<SettingView> views = describe(Config{});
+  std::vector<std::string> topics;
+  for (const SettingView& view : views) {
+    if (topics.empty() || topics.back() != view.topic) {
+      topics.push_back(view.topic);
+    }
+  }
+  EXPECT_EQ(std::count_if(views.begin(), views.end(),
+                          [&](const SettingView& view) { return view.topic == topics.front(); }),
+            10);
+  std::sort(topics.begin(), topics.end());
+  EXPECT_EQ(std::adjacent_find(topics.begin(), topics.end()), topics.end());
 }
 
 TEST(Config, AnotherNameOfASettingIsKnown) {
@@ -209,9 +261,10 @@ TEST(Config, NamesThatLookLikeOursAreWarnedAbout) {
       {"ha_nccl_rto_ms", "HA_NCCL_RTO_MS"},
       {"Ha_Nccl_Fabric", "HA_NCCL_FABRIC"},
       {"HANCCL_IFNAME", "HA_NCCL_IFNAME"},
-      {"nccl_mesh_port", "NCCL_MESH_PORT"},
-      {"NCCL_MESH_PORTS", "NCCL_MESH_PORT"},
-      {"mpib_mode", "MPIB_MODE"},
+      {"nccl_mesh_port", "HA_NCCL_MESH_PORT"},
+      {"NCCL_MESH_PORTS", "HA_NCCL_MESH_PORT"},
+      {"mpib_mode", "HA_NCCL_RAIL_MODE"},
+      {"ha_nccl_mesh_ifname", "HA_NCCL_MESH_IFNAME"},
       {"HA_NCCL_BACKUP", "HA_NCCL_ENABLE_BACKUP"},
       {"HA_NNCL_HEARTBEAT_MS", "HA_NCCL_HEARTBEAT_MS"},
       {"H_NCCL_RETRY_BUDGET_MS", "HA_NCCL_RETRY_BUDGET_MS"}};
@@ -232,13 +285,22 @@ TEST(Config, NamesThatLookLikeOursAreWarnedAbout) {
   }
 }
 
-TEST(Config, TheDocumentedTableIsTheTable) {
-  std::ifstream in(NHA_SOURCE_DIR "/docs/configuration.md");
-  ASSERT_TRUE(in) << "docs/configuration.md is missing; make it with nccl-ha info --markdown";
+/// A file of the sources as text; none is an empty one.
+std::string source_text(const std::string& name) {
+  std::ifstream in(std::string(NHA_SOURCE_DIR "/") + name);
   std::stringstream text;
   text << in.rdbuf();
-  EXPECT_EQ(text.str(), configuration_markdown())
-      << "docs/configuration.md is out of date; make it with nccl-ha info --markdown";
+  return text.str();
+}
+
+TEST(Config, TheDocumentedTableIsTheTable) {
+  EXPECT_EQ(source_text("docs/configuration.md"), configuration_markdown())
+      << "make docs/configuration.md with nccl-ha info --markdown";
+}
+
+TEST(Config, TheManualPageIsTheTable) {
+  EXPECT_EQ(source_text("tools/man/nccl-ha.7"), configuration_man_page())
+      << "make tools/man/nccl-ha.7 with nccl-ha info --man";
 }
 
 }  // namespace

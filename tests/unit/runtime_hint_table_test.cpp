@@ -174,7 +174,7 @@ TEST_F(HintTableTest, ADirectoryThatOthersMayWriteToIsRefused) {
   const auto refused = HintTable::open(path_, 0);
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message().find("others may write to it"), std::string::npos);
-  EXPECT_NE(refused.error().message().find("MPIB_AGENT_DIR"), std::string::npos);
+  EXPECT_NE(refused.error().message().find("HA_NCCL_AGENT_DIR"), std::string::npos);
   EXPECT_FALSE(AgentDirectory::make(path_));
   ASSERT_EQ(chmod(path_.c_str(), 0755), 0);
   const std::string link = path_ + "-link";

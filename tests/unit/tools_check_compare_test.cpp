@@ -85,11 +85,11 @@ TEST(CheckCompare, VersionsAndSettings) {
 TEST(CheckCompare, MeshPortsMatterWhereThereIsAMesh) {
   const auto differ = [](std::vector<HostSheet>& hosts) {
     for (HostSheet& host : hosts) {
-      host.settings["NCCL_MESH_PORT"] = "18740";
+      host.settings["HA_NCCL_MESH_PORT"] = "18740";
     }
-    hosts[1].settings["NCCL_MESH_PORT"] = "18741";
+    hosts[1].settings["HA_NCCL_MESH_PORT"] = "18741";
   };
-  expect_one(differ, Level::warning, {"NCCL_MESH_PORT differs"});
+  expect_one(differ, Level::warning, {"HA_NCCL_MESH_PORT differs"});
   const auto found = found_after([&](std::vector<HostSheet>& hosts) {
     differ(hosts);
     // A line: a and c reach each other over b only.
@@ -97,7 +97,7 @@ TEST(CheckCompare, MeshPortsMatterWhereThereIsAMesh) {
     hosts[2].rails.erase(hosts[2].rails.begin());
   });
   EXPECT_TRUE(std::any_of(found.begin(), found.end(), [](const Finding& one) {
-    return one.level == Level::error && one.what.find("NCCL_MESH_PORT") != std::string::npos;
+    return one.level == Level::error && one.what.find("HA_NCCL_MESH_PORT") != std::string::npos;
   }));
 }
 

@@ -278,7 +278,7 @@ const Mistake mistakes[] = {
      chain_of(4, false),
      expect_ring,
      Level::warning,
-     {"NCCL_MESH_TOPOLOGY expects a ring, but 4 hosts make a line", "h1 has 1 neighbour (h2)",
+     {"HA_NCCL_MESH_TOPOLOGY expects a ring, but 4 hosts make a line", "h1 has 1 neighbour (h2)",
       "h4 has 1 neighbour (h3)"},
      "plug in the cable"},
     {"a_cable_that_is_down",
@@ -420,8 +420,8 @@ const Mistake mistakes[] = {
        w.joint(1, "to-h3").heard = false;
      },
      Level::error,
-     {"NCCL_MESH_IFNAME==to-h1 leaves out to-h3 of h2", "to h3 (to-h2)"},
-     "NCCL_MESH_IFNAME"},
+     {"HA_NCCL_MESH_IFNAME==to-h1 leaves out to-h3 of h2", "to h3 (to-h2)"},
+     "HA_NCCL_MESH_IFNAME"},
     {"a_half_that_the_settings_leave_out",
      boxes(4),
      [](Wired& w) {
@@ -430,7 +430,7 @@ const Mistake mistakes[] = {
        w.joint(1, "enp1s0p1").heard = false;
      },
      Level::warning,
-     {"NCCL_MESH_IFNAME=^enp1s0p1 leaves out enp1s0p1 (one of 2 ways to port p1) of h2"}},
+     {"HA_NCCL_MESH_IFNAME=^enp1s0p1 leaves out enp1s0p1 (one of 2 ways to port p1) of h2"}},
     {"a_wrong_subnet_at_one_end",
      chain_of(4, true),
      [](Wired& w) {
@@ -452,18 +452,18 @@ const Mistake mistakes[] = {
      "exchange"},
     {"a_host_that_does_not_relay",
      chain_of(3, false),
-     [](Wired& w) { w.sheets[1].takes_no_part = "NCCL_MESH_RELAY=off"; },
+     [](Wired& w) { w.sheets[1].takes_no_part = "HA_NCCL_MESH_RELAY=off"; },
      Level::error,
-     {"NCCL_MESH_RELAY=off on h2", "h1 and h3"},
+     {"HA_NCCL_MESH_RELAY=off on h2", "h1 and h3"},
      "remove the setting"},
     {"a_host_that_uses_no_relays_beside_a_node",
      chain_of(3, false),
      [](Wired& w) {
        w.with_nodes();
-       w.sheets[0].takes_no_part = "NCCL_MESH_ENABLE_RELAY=0";
+       w.sheets[0].takes_no_part = "HA_NCCL_MESH_ENABLE_RELAY=0";
      },
      Level::error,
-     {"NCCL_MESH_ENABLE_RELAY=0 on h1", "h1 and h3"}},
+     {"HA_NCCL_MESH_ENABLE_RELAY=0 on h1", "h1 and h3"}},
     {"udp_that_is_dropped_at_a_host",
      chain_of(4, true),
      [](Wired& w) { lose_udp_to(w, 1); },
@@ -496,7 +496,7 @@ const Mistake mistakes[] = {
      chain_of(7, false),
      [](Wired&) {},
      Level::error,
-     {"more hosts lie between than NCCL_MESH_MAX_HOPS=4 allows: h1 and h7"},
+     {"more hosts lie between than HA_NCCL_MESH_MAX_HOPS=4 allows: h1 and h7"},
      "add a cable"},
     {"a_host_without_a_cable",
      chain_of(4, false),

@@ -9,9 +9,9 @@ namespace {
 
 TEST(MetricsText, SeriesOfANameFollowEachOtherUnderOneHead) {
   MetricsText metrics("x_");
-  metrics.counter("b_total", "Of b", 18446744073709551615ULL, {{"rail", "0"}});
+  metrics.counter("b_total", "Of b", uint64_t{18446744073709551615U}, {{"rail", "0"}});
   metrics.gauge("a", "Of a", 0.25);
-  metrics.counter("b_total", "Of b", 2, {{"rail", "1"}, {"host", "h"}});
+  metrics.counter("b_total", "Of b", 0.5, {{"rail", "1"}, {"host", "h"}});
   EXPECT_EQ(metrics.text(),
             "# HELP x_a Of a\n"
             "# TYPE x_a gauge\n"
@@ -19,7 +19,7 @@ TEST(MetricsText, SeriesOfANameFollowEachOtherUnderOneHead) {
             "# HELP x_b_total Of b\n"
             "# TYPE x_b_total counter\n"
             "x_b_total{rail=\"0\"} 18446744073709551615\n"
-            "x_b_total{rail=\"1\",host=\"h\"} 2\n");
+            "x_b_total{rail=\"1\",host=\"h\"} 0.5\n");
   EXPECT_EQ(MetricsText("x_").text(), "");
 }
 

@@ -182,7 +182,7 @@ void add_agent(CLI::App& app) {
   agent->require_subcommand(0, 1);
   agent->add_option("--settings", options->settings, "File of settings, in JSON (docs/agent.md)");
   agent->add_option("--dir", options->directory,
-                    "Where its socket and hints are (default: MPIB_AGENT_DIR)");
+                    "Where its socket and hints are (default: HA_NCCL_AGENT_DIR)");
   agent->add_flag("--check", options->check, "Only say whether the settings are good");
   agent->add_flag("-q,--quiet", options->quiet, "Log errors and warnings only");
   agent->callback([agent, options] {
@@ -193,7 +193,8 @@ void add_agent(CLI::App& app) {
 
   CLI::App* status = agent->add_subcommand("status", "What the agent of this host knows");
   status->add_flag("--json", options->as_json, "As JSON");
-  status->add_option("--dir", options->directory, "Where its socket is (default: MPIB_AGENT_DIR)");
+  status->add_option("--dir", options->directory,
+                     "Where its socket is (default: HA_NCCL_AGENT_DIR)");
   status->callback([options] { show_status(*options); });
 
   add_simulate_switch(*agent, options);

@@ -37,30 +37,22 @@ constexpr Agreement agreements[] = {
      "datagrams take over from RDMA only where both hosts have 1"},
     {"HA_NCCL_FABRIC", Level::warning, "hosts may have no fabric in common"},
     {"HA_NCCL_JOIN_PORT_HALVES", Level::warning, "devices of the hosts do not correspond"},
-    {"MPIB_MODE", Level::warning, "hosts split their data differently"},
-    {"MPIB_ISLAND_PREFIX_LEN", Level::warning, "hosts do not agree on who is in one island"},
+    {"HA_NCCL_RAIL_MODE", Level::warning, "hosts split their data differently"},
+    {"HA_NCCL_ISLAND_PREFIX_LEN", Level::warning, "hosts do not agree on who is in one island"},
     // Worse where hosts reach each other over others only.
-    {"NCCL_MESH_PORT", Level::warning, "hosts do not find each other as neighbours"},
-    {"NCCL_MESH_ENABLE_RELAY", Level::warning,
+    {"HA_NCCL_MESH_PORT", Level::warning, "hosts do not find each other as neighbours"},
+    {"HA_NCCL_MESH_ENABLE_RELAY", Level::warning,
      "a host that has 0 neither relays nor is relayed to"},
 };
 /// What names devices, processors or files of one host may differ.
-constexpr const char* of_one_host[] = {"HA_NCCL_IFNAME",
-                                       "HA_NCCL_IB_HCA",
-                                       "HA_NCCL_PROGRESS_CPUS",
-                                       "HA_NCCL_COUNTERS_DIR",
-                                       "HA_NCCL_PROGRESS_THREADS",
-                                       "HA_NCCL_DEBUG",
-                                       "MPIB_AGENT_DIR",
-                                       "MPIB_HCA_SOUT",
-                                       "MPIB_HCA_SUP",
-                                       "MPIB_OOB_IF",
-                                       "NCCL_MESH_IFNAME",
-                                       "NCCL_MESH_PEERS",
-                                       "NCCL_MESH_PAGE",
-                                       "NCCL_MESH_RELAY",
-                                       "NCCL_MESH_KEY_FILE",
-                                       "NCCL_MESH_TOPOLOGY_FILE"};
+constexpr const char* of_one_host[] = {"HA_NCCL_IFNAME",           "HA_NCCL_IB_HCA",
+                                       "HA_NCCL_PROGRESS_CPUS",    "HA_NCCL_COUNTERS_DIR",
+                                       "HA_NCCL_PROGRESS_THREADS", "HA_NCCL_DEBUG",
+                                       "HA_NCCL_AGENT_DIR",        "HA_NCCL_HCA_SOUT",
+                                       "HA_NCCL_HCA_SUP",          "HA_NCCL_OOB_IF",
+                                       "HA_NCCL_MESH_IFNAME",      "HA_NCCL_MESH_PEERS",
+                                       "HA_NCCL_MESH_PAGE",        "HA_NCCL_MESH_RELAY",
+                                       "HA_NCCL_MESH_KEY_FILE",    "HA_NCCL_MESH_TOPOLOGY_FILE"};
 
 class Comparison {
  public:
@@ -218,11 +210,11 @@ class Comparison {
     for (const Agreement& one : agreements) {
       others.erase(one.variable);
       // Which hosts do not reach each other for that is said where paths are judged.
-      if (on_mesh_ && one.variable == std::string_view("NCCL_MESH_ENABLE_RELAY")) {
+      if (on_mesh_ && one.variable == std::string_view("HA_NCCL_MESH_ENABLE_RELAY")) {
         continue;
       }
       if (const auto apart = grouped(one.variable); !apart.empty()) {
-        const bool of_mesh = one.variable == std::string_view("NCCL_MESH_PORT");
+        const bool of_mesh = one.variable == std::string_view("HA_NCCL_MESH_PORT");
         add(of_mesh && some_share_no_network() ? Level::error : one.level,
             fmt::format("{} differs: {}: {}", one.variable, text(apart), one.consequence),
             fmt::format("set {} to the same value on all hosts, in the job's environment or the "

@@ -276,9 +276,9 @@ class CableJudge {
             sheets_[at].ifname.empty()
                 ? fmt::format("{} {} not taken for a cable, as others are faster: {}", ports,
                               several ? "are" : "is", lost)
-                : fmt::format("NCCL_MESH_IFNAME={} leaves out {}: {}", sheets_[at].ifname, ports,
+                : fmt::format("HA_NCCL_MESH_IFNAME={} leaves out {}: {}", sheets_[at].ifname, ports,
                               lost),
-            "name it too in NCCL_MESH_IFNAME, or in HA_NCCL_IFNAME where that is not set");
+            "name it too in HA_NCCL_MESH_IFNAME, or in HA_NCCL_IFNAME where that is not set");
         return;
       case Ill::no_link:
         add(level,
@@ -393,11 +393,11 @@ class CableJudge {
             : fmt::format("{} {} nothing: there is a link, but the hosts do not hear each other",
                           where, cables.size() > 1 ? "carry" : "carries");
     if (keys.size() > 1) {
-      what += "; NCCL_MESH_KEY_FILE is set at one end only";
+      what += "; HA_NCCL_MESH_KEY_FILE is set at one end only";
     }
     const std::string port = fmt::format(
-        "let UDP through on it, both ways, with port {} (NCCL_MESH_PORT): look at nft "
-        "list ruleset and iptables -S; NCCL_MESH_KEY_FILE has to be the same",
+        "let UDP through on it, both ways, with port {} (HA_NCCL_MESH_PORT): look at nft "
+        "list ruleset and iptables -S; HA_NCCL_MESH_KEY_FILE has to be the same",
         sheets_.front().udp_port);
     const bool cable_is_to_blame =
         !is_deaf && !said.empty() && said.find("UDP is not filtered") == std::string::npos;

@@ -158,9 +158,9 @@ class PathJudge {
 
   void too_far(const std::vector<Pair>& if_all, const std::vector<Pair>& if_far) {
     add(Level::error,
-        fmt::format("more hosts lie between than NCCL_MESH_MAX_HOPS={} allows: {}",
+        fmt::format("more hosts lie between than HA_NCCL_MESH_MAX_HOPS={} allows: {}",
                     sheets_.front().relays_max, text(without(if_all, if_far))),
-        "raise NCCL_MESH_MAX_HOPS on all hosts, or add a cable");
+        "raise HA_NCCL_MESH_MAX_HOPS on all hosts, or add a cable");
   }
 
   /// The ports of one host that lead to another one.
@@ -242,13 +242,13 @@ class PathJudge {
     }
     if (!deaf.empty()) {
       add(Level::error, fmt::format("no cable joins {}: {}", groups(), fmt::join(deaf, "; ")),
-          fmt::format("let UDP through there, both ways, with port {} (NCCL_MESH_PORT): look at "
-                      "nft list ruleset and iptables -S; NCCL_MESH_KEY_FILE has to be the same",
+          fmt::format("let UDP through there, both ways, with port {} (HA_NCCL_MESH_PORT): look at "
+                      "nft list ruleset and iptables -S; HA_NCCL_MESH_KEY_FILE has to be the same",
                       sheets_.front().udp_port));
       return;
     }
     add(Level::error, fmt::format("no cable joins {}", groups()),
-        "plug in a cable between them, or look at NCCL_MESH_IFNAME");
+        "plug in a cable between them, or look at HA_NCCL_MESH_IFNAME");
   }
 
   void shape() {
@@ -260,7 +260,7 @@ class PathJudge {
       const auto wrong = relay::findings(plan_.topology, *plan_.nodes[rank], **expected);
       if (!wrong.empty()) {
         add(Level::warning, fmt::format("{}", fmt::join(wrong, "; ")),
-            "plug in the cable that is missing, or correct NCCL_MESH_TOPOLOGY");
+            "plug in the cable that is missing, or correct HA_NCCL_MESH_TOPOLOGY");
       }
       return;
     }
@@ -296,7 +296,7 @@ MeshSummary summary_of(const MeshPlan& plan, const std::vector<MeshSheet>& sheet
         return one.origin == MeshSight::Origin::relay_node;
       }));
   summary.relays = with_node == sheets.size() ? "the relay nodes"
-                   : with_node == 0           ? "the processes of a job (NCCL_MESH_RELAY=auto)"
+                   : with_node == 0           ? "the processes of a job (HA_NCCL_MESH_RELAY=auto)"
                                     : "relay nodes, and where none runs the processes of a job";
   return summary;
 }

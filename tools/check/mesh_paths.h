@@ -10,8 +10,8 @@
 namespace nccl_ha::tools {
 
 /// Adds to what was found of cables: hosts that do not relay, too many hosts in between, ports that
-/// lead to the same host, hosts that no cable joins, another shape than NCCL_MESH_TOPOLOGY names.
-/// Pure.
+/// lead to the same host, hosts that no cable joins, another shape than HA_NCCL_MESH_TOPOLOGY
+/// names. Pure.
 void judge_paths(const MeshPlan& plan, const std::vector<MeshSheet>& sheets,
                  const std::vector<std::string>& names, std::vector<Finding>& found);
 

@@ -96,10 +96,10 @@ std::vector<MeshPort> list_ports(const std::vector<fabric::NetInterface>& all) {
 
 std::string why_no_part(const Config& config) {
   if (config.mesh_relay == "off") {
-    return "NCCL_MESH_RELAY=off";
+    return "HA_NCCL_MESH_RELAY=off";
   }
   if (!config.mesh_enable_relay) {
-    return "NCCL_MESH_ENABLE_RELAY=0";
+    return "HA_NCCL_MESH_ENABLE_RELAY=0";
   }
   return fabric::fabric_is_forced(config) ? "HA_NCCL_FABRIC=" + config.fabric : "";
 }

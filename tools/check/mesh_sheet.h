@@ -21,7 +21,7 @@ struct MeshPort {
   bool enabled = false;    ///< `ip link set up`
   bool link = false;       ///< it has a carrier
   bool addressed = false;  ///< it has an IP address, link-local or not
-  bool in_mesh = false;    ///< NCCL_MESH_IFNAME allows it, or would if it had a carrier
+  bool in_mesh = false;    ///< HA_NCCL_MESH_IFNAME allows it, or would if it had a carrier
   bool is_device = false;  ///< the plugin has a device there
   int64_t mtu = 0;         ///< bytes
   int64_t speed_mbps = 0;  ///< 10^6 bit/s; 0: unknown
@@ -40,13 +40,13 @@ struct MeshSheet {
   std::vector<OneWay> one_way;
   std::vector<MeshPort> ports;
   /// The setting that keeps this host's job processes from relaying and from paths over relays,
-  /// as in NCCL_MESH_RELAY=off; empty: none.
+  /// as in HA_NCCL_MESH_RELAY=off; empty: none.
   std::string takes_no_part;
-  std::string ifname;    ///< NCCL_MESH_IFNAME
-  std::string expected;  ///< NCCL_MESH_TOPOLOGY
+  std::string ifname;    ///< HA_NCCL_MESH_IFNAME
+  std::string expected;  ///< HA_NCCL_MESH_TOPOLOGY
   uint64_t relays_max = 0;
-  uint64_t udp_port = 0;  ///< NCCL_MESH_PORT
-  bool has_key = false;   ///< NCCL_MESH_KEY_FILE
+  uint64_t udp_port = 0;  ///< HA_NCCL_MESH_PORT
+  bool has_key = false;   ///< HA_NCCL_MESH_KEY_FILE
 };
 
 nlohmann::json to_json(const MeshSheet& sheet);

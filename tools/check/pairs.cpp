@@ -476,7 +476,7 @@ Result<std::vector<PairResult>> try_pairs(World& world, const Trials& trials) {
 Result<std::vector<PairResult>> try_cables(World& world, const Trials& trials, const MeshPlan& plan,
                                            const std::vector<MeshSheet>& sheets) {
   // A way over relays would hide what is wrong with the cable.
-  const Setting no_relays("NCCL_MESH_RELAY", "off");
+  const Setting no_relays("HA_NCCL_MESH_RELAY", "off");
   std::vector<PairResult> results;
   ProgressLine progress;
   for (size_t round = 0; round < plan.rounds.size(); ++round) {

@@ -127,7 +127,7 @@ void judge_port(const NicPort& port, std::vector<Miscabling>& found) {
           {fmt::format("{} hears no neighbour, though another one does: half of the port is idle",
                        of),
            fmt::format("let {} have a link-local address of IPv6 (or one of IPv4) on both hosts, "
-                       "and NCCL_MESH_IFNAME name it too",
+                       "and HA_NCCL_MESH_IFNAME name it too",
                        name)});
     } else if (speed_of(one) != 0 && speed_of(one) < fastest) {
       found.push_back(

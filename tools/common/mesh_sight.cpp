@@ -209,7 +209,7 @@ Result<MeshLook> MeshLook::begin(const Config& config,
       relay::select_mesh_interfaces(all, config.mesh_ifname);
   if (own.empty()) {
     return fail(Errc::invalid_argument,
-                "no interface with cables to neighbours is up (NCCL_MESH_IFNAME)");
+                "no interface with cables to neighbours is up (HA_NCCL_MESH_IFNAME)");
   }
   relay::LinkSockets::Options options;
   options.port = static_cast<uint16_t>(config.mesh_port);

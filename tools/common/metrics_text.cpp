@@ -40,6 +40,11 @@ void MetricsText::counter(const std::string& name, std::string_view help, uint64
   add("counter", name, help, fmt::format("{}", value), labels);
 }
 
+void MetricsText::counter(const std::string& name, std::string_view help, double value,
+                          const Labels& labels) {
+  add("counter", name, help, metric_value(value), labels);
+}
+
 void MetricsText::gauge(const std::string& name, std::string_view help, double value,
                         const Labels& labels) {
   add("gauge", name, help, metric_value(value), labels);

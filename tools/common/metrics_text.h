@@ -21,6 +21,8 @@ class MetricsText {
   /// Only grows, until what counts begins anew.  By the format's custom `name` ends in _total.
   void counter(const std::string& name, std::string_view help, uint64_t value,
                const Labels& labels = {});
+  void counter(const std::string& name, std::string_view help, double value,
+               const Labels& labels = {});
   void gauge(const std::string& name, std::string_view help, double value,
              const Labels& labels = {});
 

@@ -37,6 +37,7 @@ struct InfoOptions {
   bool env_only = false;
   bool as_json = false;
   bool markdown = false;
+  bool man = false;
   uint32_t pid = 0;  ///< 0: this host instead of a process
   bool routes = false;
   RoutesOptions mesh;
@@ -124,6 +125,8 @@ json settings_json(const Config& config, const NcclConf& conf) {
                         {"origin", view.origin},
                         {"range", view.range},
                         {"unit", view.unit},
+                        {"alias", view.alias},
+                        {"topic", view.topic},
                         {"help", view.help}});
   }
   return settings;
@@ -333,6 +336,10 @@ void run(const InfoOptions& options) {
     fmt::print("{}", configuration_markdown());
     return;
   }
+  if (options.man) {
+    fmt::print("{}", configuration_man_page());
+    return;
+  }
   const NcclConf conf = take_nccl_conf();
   std::vector<std::string> warnings = conf.problems;
   auto config = load_config(Environment{}, &warnings);
@@ -371,14 +378,15 @@ void add_info(CLI::App& app) {
   info->add_flag("--env", options->env_only, "only the settings: value, default, origin");
   info->add_flag("--json", options->as_json, "as JSON");
   info->add_flag("--markdown", options->markdown, "the configuration page, as in docs/");
+  info->add_flag("--man", options->man, "the manual page nccl-ha(7), as in tools/man/");
   info->add_option("--pid", options->pid,
                    "what this process counts, or has counted until it was killed")
       ->check(within(uint32_t{1}, uint32_t{INT32_MAX}))
-      ->excludes("--env", "--markdown");
+      ->excludes("--env", "--markdown", "--man");
   CLI::Option* routes =
       info->add_flag("--routes", options->routes,
-                     "hosts, cables and routes, from discovery or NCCL_MESH_TOPOLOGY_FILE")
-          ->excludes("--env", "--markdown", "--pid");
+                     "hosts, cables and routes, from discovery or HA_NCCL_MESH_TOPOLOGY_FILE")
+          ->excludes("--env", "--markdown", "--man", "--pid");
   info->add_option("--svg", options->mesh.svg_file, "also draw hosts and cables into this file")
       ->needs(routes);
   info->add_option("--wait", options->mesh.wait_s,

@@ -34,9 +34,9 @@ std::string why_none(const relay::RouteEntry& entry, const relay::RouteOptions& 
   if (entry.distance == 0) {
     return "no way over hosts that relay";
   }
-  return options.relay ? fmt::format("{} hosts in between, NCCL_MESH_MAX_HOPS allows {}",
+  return options.relay ? fmt::format("{} hosts in between, HA_NCCL_MESH_MAX_HOPS allows {}",
                                      entry.distance - 1, options.relays_max)
-                       : std::string("no cable, and NCCL_MESH_ENABLE_RELAY=0");
+                       : std::string("no cable, and HA_NCCL_MESH_ENABLE_RELAY=0");
 }
 
 void print_table(const relay::Topology& topology, const relay::RouteTable& table,

@@ -18,7 +18,8 @@ set(searchable ${readable} OWNER_EXECUTE GROUP_EXECUTE WORLD_EXECUTE)
 
 foreach(component IN LISTS components)
   set(usr ${component}/usr)
-  foreach(what IN ITEMS libnccl-net-ha.so pkgconfig)
+  # The link goes while what it leads to is there.
+  foreach(what IN ITEMS librccl-net-ha.so libnccl-net-ha.so pkgconfig)
     set(from ${usr}/${CPACK_NHA_LIBDIR}/${what})
     set(to ${usr}/${libraries}/${what})
     if(EXISTS ${from} AND NOT from STREQUAL to)
@@ -44,7 +45,7 @@ foreach(component IN LISTS components)
     file(WRITE ${file} "${text}")
   endforeach()
 
-  file(GLOB pages ${usr}/share/man/man1/*.1)
+  file(GLOB pages ${usr}/share/man/man[17]/*.[17])
   foreach(page IN LISTS pages)
     execute_process(COMMAND gzip -n -9 -f ${page} COMMAND_ERROR_IS_FATAL ANY)
   endforeach()
@@ -53,7 +54,7 @@ foreach(component IN LISTS components)
     cmake_path(GET component FILENAME name)
     string(REGEX REPLACE "^plugin$" "libnccl-net-ha" package "${name}")
     string(REGEX REPLACE "^tools$" "nccl-ha" package "${package}")
-    string(REGEX REPLACE "^dev$" "nccl-ha-dev" package "${package}")
+    string(REGEX REPLACE "^(agent|relay|dev)$" "nccl-ha-\\1" package "${package}")
     set(doc ${usr}/share/doc/${package})
     file(MAKE_DIRECTORY ${doc})
     file(REMOVE ${usr}/share/doc/nccl-ha/LICENSE)
@@ -96,6 +97,12 @@ ${package}: package-name-doesnt-match-sonames *
 ${package}: maintscript-calls-ldconfig *
 # libuv, libstdc++ and others are linked in so that they do not meet the process's own.
 ${package}: embedded-library *
+")
+    endif()
+    if(name MATCHES "^(agent|relay)$")
+      string(APPEND overrides
+"# The scripts are of packages of RPM's kind too, which have no deb-systemd-invoke.
+${package}: maintainer-script-calls-systemctl *
 ")
     endif()
     set(lintian ${usr}/share/lintian/overrides/${package})

@@ -27,7 +27,7 @@ Result<std::string> get_page(const SocketPoint& point, const std::string& path) 
   const socklen_t length =
       address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
   if (!fd || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
-    return silent("it does not run there (NCCL_MESH_PAGE)");
+    return silent("it does not run there (HA_NCCL_MESH_PAGE)");
   }
   const std::string request =
       fmt::format("GET {} HTTP/1.1\r\nHost: {}\r\n\r\n", path, point.text());

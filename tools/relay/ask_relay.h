@@ -8,7 +8,7 @@
 
 namespace nccl_ha::tools {
 
-/// Of the node whose page is at `point` (NCCL_MESH_PAGE).
+/// Of the node whose page is at `point` (HA_NCCL_MESH_PAGE).
 Result<nlohmann::json> ask_relay(const std::string& point);
 void print_relay(const nlohmann::json& status);
 

@@ -51,7 +51,8 @@ void add_relay(CLI::App& app) {
       "relay", "Discovery and the relay node of this host, until SIGTERM or SIGINT");
   relay->require_subcommand(0, 1);
   relay->footer(
-      "Set by NCCL_MESH_* (nccl-ha info --env). Without NCCL_MESH_KEY_FILE whoever is on one of "
+      "Set by HA_NCCL_MESH_* (nccl-ha info --env). Without HA_NCCL_MESH_KEY_FILE whoever is on one "
+      "of "
       "the "
       "cables can relay through this host.");
   relay->callback([relay] {

@@ -142,7 +142,7 @@ Result<std::unique_ptr<relay::DiscoveryActor>> make_discovery(const Config& conf
   }
   if (own->empty()) {
     return fail(Errc::invalid_argument,
-                "no interface with cables to neighbours is up (NCCL_MESH_IFNAME)");
+                "no interface with cables to neighbours is up (HA_NCCL_MESH_IFNAME)");
   }
   relay::LinkSockets::Options sockets;
   sockets.port = static_cast<uint16_t>(config.mesh_port);
@@ -187,14 +187,14 @@ Result<std::unique_ptr<HttpPort>> make_page(const Config& config, PortWait& port
   }
   auto point = parse_point(config.mesh_page);
   if (!point) {
-    return fail(Errc::invalid_argument, "NCCL_MESH_PAGE: " + point.error().what);
+    return fail(Errc::invalid_argument, "HA_NCCL_MESH_PAGE: " + point.error().what);
   }
   auto listening =
       ports.open([&] { return open_listener(point->address, std::to_string(point->port)); },
                  [] { return false; });
   if (!listening) {
     return fail(Errc::system,
-                fmt::format("the page cannot be served at {} (NCCL_MESH_PAGE)", point->text()),
+                fmt::format("the page cannot be served at {} (HA_NCCL_MESH_PAGE)", point->text()),
                 listening.error().sys);
   }
   return std::make_unique<HttpPort>(

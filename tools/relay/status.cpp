@@ -117,22 +117,23 @@ nlohmann::json relay_status(const RelayView& view) {
 std::string relay_metrics(const RelayView& view) {
   MetricsText out("nccl_ha_relay_");
   each_relay_counter(view, [&](const CounterInfo& info, uint64_t value) {
-    const std::string help = fmt::format("{}: {}", info.unit, info.help);
     if (info.kind == CounterKind::sum) {
-      out.counter(fmt::format("{}_total", info.name), help, value);
+      out.counter(fmt::format("{}_total", info.name), info.help, value);
     } else {
-      out.gauge(info.name, help, static_cast<double>(value));
+      out.gauge(info.name, info.help, static_cast<double>(value));
     }
   });
-  out.gauge("up_seconds", "How long the node has run",
+  out.gauge("up_seconds", "how long the node has run",
             std::chrono::duration<double>(view.context->now() - view.started).count());
   if (const relay::Discovery* discovery = view.discovery->discovery()) {
-    out.gauge("hosts", "Hosts that are known", static_cast<double>(discovery->states().size()));
-    out.counter("discovery_refused_total", "Packets that were no good, or of nobody known",
+    out.gauge("hosts", "hosts that discovery knows",
+              static_cast<double>(discovery->states().size()));
+    out.counter("discovery_refused_total",
+                "discovery packets that are damaged, or of an unknown host",
                 discovery->counts().refused);
-    out.counter("discovery_forged_total", "Packets without the cluster's key",
+    out.counter("discovery_forged_total", "discovery packets without the cluster's key",
                 discovery->seal_counts().forged);
-    out.counter("discovery_repeated_total", "Packets that came before",
+    out.counter("discovery_repeated_total", "discovery packets received again",
                 discovery->seal_counts().repeated);
   }
   return out.text();
@@ -142,8 +143,7 @@ std::string relay_page(const RelayView& view) {
   // Hosts' names are theirs; all else is this process's own: numbers, and texts of this program.
   std::string rows;
   each_relay_counter(view, [&](const CounterInfo& info, uint64_t value) {
-    rows +=
-        fmt::format("<tr><td>{}<td class=n>{}<td>{}: {}\n", info.name, value, info.unit, info.help);
+    rows += fmt::format("<tr><td>{}<td class=n>{}<td>{}\n", info.name, value, info.help);
   });
   std::string sessions;
   if (view.node != nullptr) {

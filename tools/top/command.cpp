@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +16,8 @@
 #include <vector>
 
 #include "runtime/base/config.h"
+#include "runtime/base/host.h"
+#include "runtime/base/whole_file.h"
 #include "tools/commands.h"
 #include "tools/common/environment.h"
 #include "tools/common/host_list.h"
@@ -22,6 +26,7 @@
 #include "tools/top/agents.h"
 #include "tools/top/screen.h"
 #include "tools/top/stat.h"
+#include "tools/top/totals.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -38,6 +43,7 @@ struct TopOptions {
   uint64_t count = 0;
   bool as_json = false;
   bool prometheus = false;
+  std::string textfile;
   std::string hosts;
   std::string host_file;
   uint16_t agent_port = 7470;
@@ -82,8 +88,28 @@ void complain(const CounterReading& reading, bool named) {
   }
 }
 
+/// The sums of processes that have ended are kept beside the file.
+void write_textfile(const TopOptions& options, const CounterReading& reading) {
+  const std::string kept = options.textfile + ".state";
+  std::ifstream in(kept);
+  CounterTotals totals(std::string(std::istreambuf_iterator<char>(in), {}));
+  if (!totals.state_read()) {
+    fmt::print(stderr, "nccl-ha stat: {} is damaged: sums begin anew\n", kept);
+  }
+  totals.take(reading);
+  refuse_stat.need(write_file(kept, totals.state()));
+  refuse_stat.need(write_file(options.textfile, totals.metrics(host_name())));
+}
+
 void show_stat(const TopOptions& options) {
   const CounterReading before = reading_of(options, refuse_stat);
+  if (!options.textfile.empty()) {
+    write_textfile(options, before);
+    for (const std::string& file : before.unreadable) {
+      fmt::print(stderr, "nccl-ha stat: left out {}\n", file);
+    }
+    return;
+  }
   if (options.prometheus) {
     fmt::print("{}", stat_prometheus(before));
     complain(before, names_hosts(options));
@@ -235,6 +261,9 @@ void add_stat(CLI::App& app) {
   stat->add_flag("--json", options->as_json, "as JSON");
   stat->add_flag("--prometheus", options->prometheus, "every counter, as Prometheus reads them")
       ->excludes("--json");
+  stat->add_option("--textfile", options->textfile,
+                   "sums for node_exporter into this file, with those of processes that ended")
+      ->excludes("--json", "--prometheus", "--pid", "--hosts", "--hosts-file");
   stat->callback([options] { show_stat(*options); });
 }
 

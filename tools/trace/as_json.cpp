@@ -1,8 +1,11 @@
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "tools/common/output.h"
 #include "tools/trace/critical.h"
 #include "tools/trace/summary.h"
+#include "tools/trace/waiting.h"
 
 namespace nccl_ha::tools {
 
@@ -163,6 +166,28 @@ void print_critical_json(const Timeline& timeline, const CriticalResult& result)
                                   {"damages", damages_of(timeline)},
                                   {"unsure", result.unsure},
                                   {"verdict", result.verdict}}));
+}
+
+void print_waiting_json(const Timeline& timeline, const std::vector<WaitingRow>& rows) {
+  json all = json::array();
+  for (const WaitingRow& row : rows) {
+    json paths = json::array();
+    for (const WaitingPath& path : row.paths) {
+      paths.push_back({{"path", path.name},
+                       {"usable", path.usable},
+                       {"writes_under_way", path.writes},
+                       {"heartbeats_unanswered", path.heartbeats}});
+    }
+    all.push_back({{"process", row.process},
+                   {"connection", row.connection},
+                   {"key", fmt::format("{:016x}", row.key)},
+                   {"side", row.sender ? "sender" : "receiver"},
+                   {"requests", row.requests},
+                   {"oldest_ns", row.oldest_ns ? json(*row.oldest_ns) : json()},
+                   {"waits_for", row.waits_for},
+                   {"paths", paths}});
+  }
+  print_document(document("trace waiting", {{"waiting", all}, {"damages", damages_of(timeline)}}));
 }
 
 }  // namespace nccl_ha::tools

@@ -20,6 +20,7 @@
 #include "tools/trace/show.h"
 #include "tools/trace/sources.h"
 #include "tools/trace/summary.h"
+#include "tools/trace/waiting.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -51,6 +52,42 @@ Timeline timeline_of(const TraceOptions& options) {
                       "(HA_NCCL_RECORD_EVENTS=0), or nothing has happened yet"));
   }
   return timeline;
+}
+
+/// All processes whose files can be read; one may end meanwhile.
+std::vector<TraceSource> running_sources() {
+  std::vector<TraceSource> all;
+  for (const CounterFileFound& found : find_counter_files(counters_dir(), CounterOwner::anybody)) {
+    if (!found.running || !found.good) {
+      continue;
+    }
+    auto sources = read_traces({found.path}, counters_dir());
+    if (!sources) {
+      fmt::print(stderr, "nccl-ha trace: left out {}\n", sources.error().message());
+      continue;
+    }
+    std::move(sources->begin(), sources->end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+void show_waiting(const TraceOptions& options) {
+  const Timeline timeline = Timeline::of(
+      options.names.empty() ? running_sources()
+                            : refuse_trace.need(read_traces(options.names, counters_dir())));
+  const std::vector<WaitingRow> rows = waiting_of(timeline);
+  if (options.as_json) {
+    print_waiting_json(timeline, rows);
+    return;
+  }
+  print_remarks(timeline);
+  for (const WaitingRow& row : rows) {
+    fmt::print("{}", waiting_text(row));
+  }
+  if (rows.empty()) {
+    fmt::print("ok: no request is open in {} process{}\n", timeline.processes().size(),
+               timeline.processes().size() == 1 ? "" : "es");
+  }
 }
 
 /// What is read is not written over: it may be all that is left of what happened.
@@ -212,6 +249,16 @@ void add_analyses(CLI::App& trace, const std::shared_ptr<TraceOptions>& options)
   });
 }
 
+void add_waiting(CLI::App& trace, const std::shared_ptr<TraceOptions>& options) {
+  CLI::App* waiting =
+      trace.add_subcommand("waiting", "which requests are open now, for how long, and for what");
+  waiting->add_option(
+      "FROM", options->names,
+      "as of the others; without it all processes of this user, or of all for root");
+  waiting->add_flag("--json", options->as_json, "as JSON");
+  waiting->callback([options] { show_waiting(*options); });
+}
+
 void add_pictures(CLI::App& trace, const std::shared_ptr<TraceOptions>& options) {
   CLI::App* to = add_verb(trace, options, "export", "for other programs");
   to->add_option("--format", options->format, "perfetto: opens in ui.perfetto.dev")
@@ -243,6 +290,7 @@ void add_trace(CLI::App& app) {
   add_dump_and_merge(*trace, options);
   add_show(*trace, options);
   add_analyses(*trace, options);
+  add_waiting(*trace, options);
   add_pictures(*trace, options);
 }
 
