@@ -111,6 +111,7 @@ std::vector<std::string> Environment::names() const {
 Result<Config> load_config(const Environment& environment, std::vector<std::string>* warnings) {
   Config config;
   std::vector<std::string> wrong;
+  std::vector<std::string> beaten;
   auto read = [&](const char* field, const char* name, const char* alias, const char* fallback,
                   int64_t low, int64_t high, const char* unit, auto* out) {
     std::string variable;
@@ -120,6 +121,11 @@ Result<Config> load_config(const Environment& environment, std::vector<std::stri
         variable = one;
         text = environment.get(variable);
       }
+    }
+    const auto other = *alias == '\0' || variable != name ? std::nullopt : environment.get(alias);
+    if (other && *other != *text) {
+      beaten.push_back(
+          fmt::format("{}={} has no effect, as {}={} is set too", alias, *other, variable, *text));
     }
     if (!text || (text->empty() && variable == fallback)) {
       return;  // NCCL takes an empty variable for none
@@ -142,6 +148,7 @@ Result<Config> load_config(const Environment& environment, std::vector<std::stri
   }
   if (warnings != nullptr) {
     warnings->insert(warnings->end(), faults.warned.begin(), faults.warned.end());
+    warnings->insert(warnings->end(), beaten.begin(), beaten.end());
     warn_unknown(environment, warnings);
   }
   return config;

@@ -25,9 +25,9 @@ constexpr long fork_patience_ns = 100'000'000;
 
 // Forks have it for themselves, all others share it.  The second is for a clone: a tool that
 // follows locks has the first one down as its parent's.
-constinit std::array<pthread_rwlock_t, 2> locks{
+constinit std::array<pthread_rwlock_t, 2> lock_and_spare{
     {PTHREAD_RWLOCK_INITIALIZER, PTHREAD_RWLOCK_INITIALIZER}};
-constinit std::atomic<pthread_rwlock_t*> lock{locks.data()};
+constinit std::atomic<pthread_rwlock_t*> lists_lock{lock_and_spare.data()};
 constinit std::array<std::atomic<uint64_t>, fds_max / word_bits> owned{};
 constinit std::atomic<size_t> words_used{0};
 unsigned fork_locks = 0;  ///< of `fork_holder`, which a signal handler may let fork once more
@@ -46,7 +46,7 @@ void before_fork() {
   until.tv_nsec += fork_patience_ns;
   until.tv_sec += until.tv_nsec / 1'000'000'000;
   until.tv_nsec %= 1'000'000'000;
-  if (pthread_rwlock_timedwrlock(lock, &until) == 0) {
+  if (pthread_rwlock_timedwrlock(lists_lock, &until) == 0) {
     fork_locks = 1;
     fork_holder.store(gettid(), std::memory_order_relaxed);
   }
@@ -60,7 +60,7 @@ void after_fork_in_parent() {
     }
     fork_holder.store(0, std::memory_order_relaxed);  // a handler's fork is refused the lock now
     fork_locks = 0;
-    pthread_rwlock_unlock(lock);
+    pthread_rwlock_unlock(lists_lock);
   }
 }
 
@@ -79,9 +79,9 @@ uint64_t see_clone() {
   const uint64_t here = process_life();
   const uint64_t before = list_life.exchange(here, std::memory_order_relaxed);
   if (before != here && before != 0) {
-    pthread_rwlock_t& other = locks[lock == locks.data() ? 1 : 0];
+    pthread_rwlock_t& other = lock_and_spare[lists_lock == lock_and_spare.data() ? 1 : 0];
     other = PTHREAD_RWLOCK_INITIALIZER;
-    lock = &other;
+    lists_lock = &other;
     fork_locks = 0;
     fork_holder.store(0, std::memory_order_relaxed);
     forget_all();
@@ -93,12 +93,11 @@ uint64_t see_clone() {
 void after_fork_in_child() {
 #ifdef __SANITIZE_THREAD__
   if (fork_locks != 0) {
-    pthread_rwlock_unlock(
-        lock);  // for whoever follows locks; the C library knows its parent's thread
+    pthread_rwlock_unlock(lists_lock);  // for a tool that follows locks
   }
 #endif
   fork_locks = 0;
-  *lock = PTHREAD_RWLOCK_INITIALIZER;
+  *lists_lock = PTHREAD_RWLOCK_INITIALIZER;
   fork_holder.store(0, std::memory_order_relaxed);
   end_life();
   list_life.store(process_life(), std::memory_order_relaxed);
@@ -129,12 +128,12 @@ int above_standard(int fd) {
 }
 
 /// Refused to a thread whose own fork is under way: out of a signal handler.
-OwnFds::OwnFds() : life_(see_clone()), held_(pthread_rwlock_rdlock(lock) == 0) {}
+OwnFds::OwnFds() : life_(see_clone()), held_(pthread_rwlock_rdlock(lists_lock) == 0) {}
 
 /// A child that a signal handler has made has another lock.
 OwnFds::~OwnFds() {
   if (held_ && life_ == process_life()) {
-    pthread_rwlock_unlock(lock);
+    pthread_rwlock_unlock(lists_lock);
   }
 }
 

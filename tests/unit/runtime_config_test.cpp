@@ -91,6 +91,11 @@ TEST(Config, AnAliasMeansTheSameAndTheNameWins) {
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_EQ(config->mesh_port, 18742);
   EXPECT_EQ(config->mesh_key_file, "") << "the name says that there is none";
+  EXPECT_EQ(warnings,
+            (std::vector<std::string>{
+                "NCCL_MESH_PORT=18741 has no effect, as HA_NCCL_MESH_PORT=18742 is set too",
+                "NCCL_MESH_KEY_FILE=/keys has no effect, as HA_NCCL_MESH_KEY_FILE= is set "
+                "too"}));
   EXPECT_EQ(config->mpib_mode, 1);
 }
 

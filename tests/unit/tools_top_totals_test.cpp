@@ -53,14 +53,14 @@ class CountedProcess {
 /// As a command that runs once more has them: what was kept goes through its text.
 class TotalsOverTime {
  public:
-  std::string take(const std::vector<const CountedProcess*>& processes,
-                   bool one_is_unreadable = false) {
+  std::string take(const std::vector<const CountedProcess*>& processes, uint32_t unreadable = 0) {
     CounterReading reading;
     for (const CountedProcess* process : processes) {
       reading.files.push_back(process->file());
     }
-    if (one_is_unreadable) {
+    if (unreadable != 0) {
       reading.unreadable.emplace_back("a file: why");
+      reading.unreadable_pids.push_back(unreadable);
     }
     CounterTotals totals(state_);
     EXPECT_TRUE(totals.state_read()) << state_;
@@ -121,8 +121,34 @@ TEST(CounterTotalsTest, OneThatCannotBeReadNowHasNotEnded) {
   const CountedProcess one(1);
   TotalsOverTime totals;
   totals.take({&one});
-  EXPECT_TRUE(has_line(totals.take({}, true), std::string(down_total) + "2"));
+  EXPECT_TRUE(has_line(totals.take({}, 1), std::string(down_total) + "2"));
   EXPECT_TRUE(has_line(totals.take({&one}), std::string(down_total) + "2")) << "it counts once";
+}
+
+TEST(CounterTotalsTest, OneThatIsNeverReadableKeepsNoOtherOnes) {
+  const CountedProcess one(1);
+  CounterTotals totals("");
+  CounterReading reading;
+  reading.files.push_back(one.file());
+  totals.take(reading);
+  const size_t with_it = totals.state().size();
+  reading.files.clear();
+  reading.unreadable_pids = {2};
+  totals.take(reading);
+  EXPECT_LT(totals.state().size(), with_it);
+  EXPECT_TRUE(has_line(totals.metrics("h1"), std::string(down_total) + "2"));
+}
+
+/// As after a failover.
+TEST(CounterTotalsTest, APathThatLeadsOverAnotherNicTakesNothingThere) {
+  CountedProcess one(1);
+  TotalsOverTime totals;
+  totals.take({&one});
+  one.snapshot().blocks[1].label = "path 0 eth1";
+  one.value(1, 1) = 130;
+  const std::string text = totals.take({&one});
+  EXPECT_TRUE(has_line(text, std::string(sent_total) + "100")) << text;
+  EXPECT_TRUE(has_line(text, "nccl_ha_path_bytes_sent_total{host=\"h1\",nic=\"eth1\"} 30")) << text;
 }
 
 TEST(CounterTotalsTest, ABlockThatIsUsedAgainTakesNothingAway) {
@@ -132,15 +158,16 @@ TEST(CounterTotalsTest, ABlockThatIsUsedAgainTakesNothingAway) {
   EXPECT_TRUE(has_line(totals.take({&one}), std::string(down_total) + "2")) << "of ended ones too";
   one.snapshot().blocks[0].id = 3;
   one.value(0, 0) = 1;
-  EXPECT_TRUE(has_line(totals.take({&one}), std::string(down_total) + "2"));
+  EXPECT_TRUE(has_line(totals.take({&one}), std::string(down_total) + "3"));
   one.value(0, 0) = 4;
-  EXPECT_TRUE(has_line(totals.take({&one}), std::string(down_total) + "5"));
+  EXPECT_TRUE(has_line(totals.take({&one}), std::string(down_total) + "6"));
 }
 
 TEST(CounterTotalsTest, AStateThatCannotBeReadBeginsAnew) {
   const CountedProcess one(1);
-  for (const char* damaged : {"x", "[]", "{}", R"({"ended": [["a"]], "processes": {}})",
-                              R"({"ended": [], "processes": {"p": [["a", "b", "c", 1]]}})"}) {
+  for (const char* damaged :
+       {"x", "[]", "{}", R"({"ended": [["a"]], "processes": {}})",
+        R"({"ended": [], "processes": {"p": {"last": [["a", "b", 1]], "sums": []}}})"}) {
     CounterTotals totals(damaged);
     EXPECT_FALSE(totals.state_read()) << damaged;
     CounterReading reading;

@@ -37,6 +37,7 @@ Result<CounterReading> read_all_counters(const std::string& counters_dir,
       if (found.path.ends_with(".counters")) {  // else it is being made
         reading.unreadable.push_back(
             fmt::format("{}: of another version of the plugin, or damaged", found.path));
+        reading.unreadable_pids.push_back(found.pid);
       }
       continue;
     }
@@ -45,6 +46,7 @@ Result<CounterReading> read_all_counters(const std::string& counters_dir,
       reading.files.push_back(std::move(*file));
     } else {
       reading.unreadable.push_back(file.error().message());  // it may just have ended
+      reading.unreadable_pids.push_back(found.pid);
     }
   }
   return reading;

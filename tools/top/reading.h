@@ -13,7 +13,8 @@ namespace nccl_ha::tools {
 struct CounterReading {
   int64_t time_ns = 0;  ///< CLOCK_MONOTONIC
   std::vector<ProcessCounterFile> files;
-  std::vector<std::string> unreadable;  ///< files, with why
+  std::vector<std::string> unreadable;    ///< files, with why
+  std::vector<uint32_t> unreadable_pids;  ///< whose they are
 };
 
 /// Of the processes that run, or of those with these numbers, also after they were killed.

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/telemetry/counters.h"
@@ -49,8 +51,23 @@ std::string nic_of(const std::string& label) {
   return label.substr(name + 1, label.find(' ', name + 1) - name - 1);
 }
 
-std::pair<std::string, std::string> series_in(const StateJson& row) {
-  return {row.at(0).get<std::string>(), row.at(1).get<std::string>()};
+/// Rows of a first and a second key, and a number.
+template <class Map>
+StateJson rows_of(const Map& map) {
+  StateJson rows = StateJson::array();
+  for (const auto& [key, value] : map) {
+    rows.push_back({key.first, key.second, value});
+  }
+  return rows;
+}
+
+template <class Map>
+void read_rows(const StateJson& rows, Map& map) {
+  using Key = typename Map::key_type;
+  for (const StateJson& row : rows) {
+    map[{row.at(0).get<typename Key::first_type>(), row.at(1).get<std::string>()}] =
+        row.at(2).get<uint64_t>();
+  }
 }
 
 std::string process_of(const CounterSnapshot& snapshot) {
@@ -73,14 +90,10 @@ bool CounterTotals::restore(const std::string& state) {
     return false;
   }
   try {
-    for (const StateJson& row : whole.at("ended")) {
-      ended_[series_in(row)] = row.at(2).get<uint64_t>();
-    }
-    for (const auto& [process, rows] : whole.at("processes").items()) {
-      for (const StateJson& row : rows) {
-        processes_[process][series_in(row)] = {row.at(2).get<uint64_t>(),
-                                               row.at(3).get<uint64_t>()};
-      }
+    read_rows(whole.at("ended"), ended_);
+    for (const auto& [name, process] : whole.at("processes").items()) {
+      read_rows(process.at("last"), processes_[name].last);
+      read_rows(process.at("sums"), processes_[name].sums);
     }
   } catch (const StateJson::exception&) {
     return false;
@@ -89,20 +102,19 @@ bool CounterTotals::restore(const std::string& state) {
 }
 
 std::string CounterTotals::state() const {
-  StateJson ended = StateJson::array();
-  for (const auto& [series, value] : ended_) {
-    ended.push_back({series.first, series.second, value});
-  }
   StateJson processes = StateJson::object();
   for (const auto& [name, process] : processes_) {
-    StateJson& rows = processes[name] = StateJson::array();
-    for (const auto& [series, kept] : process) {
-      rows.push_back({series.first, series.second, kept.before, kept.now});
-    }
+    processes[name] = {{"last", rows_of(process.last)}, {"sums", rows_of(process.sums)}};
   }
-  return StateJson{{"ended", ended}, {"processes", processes}}.dump(
+  return StateJson{{"ended", rows_of(ended_)}, {"processes", processes}}.dump(
              -1, ' ', false, StateJson::error_handler_t::replace) +
          "\n";
+}
+
+void CounterTotals::add(const Sums& sums, Sums& to) {
+  for (const auto& [series, value] : sums) {
+    to[series] += value;
+  }
 }
 
 void CounterTotals::take(const CounterReading& reading) {
@@ -113,21 +125,21 @@ void CounterTotals::take(const CounterReading& reading) {
     there.insert(name);
     take_file(file.snapshot, processes_[name]);
   }
-  // One that could not be read this time has not ended.
-  for (auto at = processes_.begin(); reading.unreadable.empty() && at != processes_.end();) {
-    if (there.contains(at->first)) {
+  for (auto at = processes_.begin(); at != processes_.end();) {
+    const auto pid = static_cast<uint32_t>(std::strtoul(at->first.c_str(), nullptr, 10));
+    // One that could not be read this time has not ended.
+    if (there.contains(at->first) ||
+        std::ranges::find(reading.unreadable_pids, pid) != reading.unreadable_pids.end()) {
       ++at;
       continue;
     }
-    for (const auto& [series, kept] : at->second) {
-      ended_[series] += kept.before + kept.now;
-    }
+    add(at->second.sums, ended_);
     at = processes_.erase(at);
   }
 }
 
 void CounterTotals::take_file(const CounterSnapshot& snapshot, Process& process) {
-  std::map<Series, uint64_t> sums;
+  const auto before = std::exchange(process.last, {});
   for (const CounterSnapshot::Block& block : snapshot.blocks) {
     const CounterSnapshot::Scope& scope = snapshot.scopes[block.scope];
     const std::string nic = scope.name == "path" ? nic_of(block.label) : "";
@@ -138,7 +150,12 @@ void CounterTotals::take_file(const CounterSnapshot& snapshot, Process& process)
       }
       const Series series(scope.name + "_" + known->name, nic);
       if (known->kind == CounterKind::sum) {
-        sums[series] += block.values[i];
+        const std::pair<uint64_t, std::string> counter(block.id, series.first);
+        const auto known_last = before.find(counter);
+        const uint64_t last = known_last == before.end() ? 0 : known_last->second;
+        const uint64_t value = block.values[i];
+        process.sums[series] += value >= last ? value - last : value;
+        process.last[counter] = value;
       } else if (!block.ended) {
         uint64_t& level = levels_[series];
         level = known->kind == CounterKind::most ? std::max(level, block.values[i])
@@ -146,19 +163,12 @@ void CounterTotals::take_file(const CounterSnapshot& snapshot, Process& process)
       }
     }
   }
-  for (const auto& [series, value] : sums) {
-    Kept& kept = process[series];
-    kept.before += value < kept.now ? kept.now - value : 0;
-    kept.now = value;
-  }
 }
 
 std::string CounterTotals::metrics(const std::string& host) const {
-  std::map<Series, uint64_t> all = ended_;
+  Sums all = ended_;
   for (const auto& [name, process] : processes_) {
-    for (const auto& [series, kept] : process) {
-      all[series] += kept.before + kept.now;
-    }
+    add(process.sums, all);
   }
   all.insert(levels_.begin(), levels_.end());
   MetricsText out("nccl_ha_");

@@ -26,21 +26,22 @@ class CounterTotals {
 
  private:
   using Series = std::pair<std::string, std::string>;  // "SCOPE_COUNTER", NIC or ""
-  /// A process's sum: what it has counted is both together.  A block that was given back is used
-  /// again at last, and its values begin anew.
-  struct Kept {
-    uint64_t before = 0;
-    uint64_t now = 0;
+  using Sums = std::map<Series, uint64_t>;
+  struct Process {
+    /// Of each block's counters: a path's block has another NIC's name once the path leads there,
+    /// and what it counts from then on is that NIC's.
+    std::map<std::pair<uint64_t, std::string>, uint64_t> last;
+    Sums sums;
   };
-  using Process = std::map<Series, Kept>;
 
   bool restore(const std::string& state);
   void take_file(const CounterSnapshot& snapshot, Process& process);
+  static void add(const Sums& sums, Sums& to);
 
   bool state_read_ = true;
   std::map<std::string, Process> processes_;
-  std::map<Series, uint64_t> ended_;
-  std::map<Series, uint64_t> levels_;  ///< as they are now, and the most of what has a maximum
+  Sums ended_;
+  Sums levels_;  ///< as they are now, and the most of what has a maximum
 };
 
 }  // namespace nccl_ha::tools
