@@ -42,5 +42,11 @@ if(TARGET nccl-ha AND TARGET nccl-net-ha)
   nha_style_test(packages ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/package_test.py
                  ${CMAKE_CPACK_COMMAND} ${CMAKE_BINARY_DIR})
   # Packages are made four times: a minute.
-  set_tests_properties(style.packages PROPERTIES LABELS style_long TIMEOUT 600)
+  set_tests_properties(style.packages PROPERTIES LABELS style_long TIMEOUT 600 RESOURCE_LOCK packages)
+  if(CMAKE_BUILD_TYPE STREQUAL "Release")
+    nha_style_test(first_hour ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/first_hour_test.py
+                   ${CMAKE_CPACK_COMMAND} ${CMAKE_BINARY_DIR})
+    set_tests_properties(style.first_hour PROPERTIES LABELS style_long TIMEOUT 600 PROCESSORS 2
+                         RESOURCE_LOCK packages)
+  endif()
 endif()
