@@ -163,6 +163,48 @@ class Text(unittest.TestCase):
     def test_page_without_title(self):
         self.expect("docs/x.md", "text\n", "starts with a title")
 
+    def test_a_page_of_short_sentences_passes(self):
+        short, cell, shown = "word " * 29 + "word.", "c" * 300, " ".join(["shown"] * 40)
+        page = (f"# A title\n\n{short} {short} {short}\n\n- {short}\n- {short[:-1]};\n  {short}\n\n"
+                f"| a | b |\n|---|---|\n| {short[:-1]} | {short[:-1]} |\n| {cell} | {cell} |\n\n"
+                f"    {shown}\n\n```\n{shown}\n```\n")
+        manual = (f".SH SYNOPSIS\n.B {shown}\n.SH OPTIONS\n" +
+                  (".TP\n.B \\-\\-tag\n" + "word\n" * 30) * 2 + ".nf\n" + "shown\n" * 40 + ".fi\n")
+        files = {"docs/x.md": page, "CHANGELOG.md": page, "tools/man/nccl-ha-x.1": manual}
+        status, output = run("tidy.py", files, "text")
+        self.assertEqual(status, 0, output)
+
+    def test_sentences_of_pages(self):
+        long = " ".join(["word"] * 31)
+        for name, text, line in [
+                ("README.md", f"# t\n\nShort. {long}\n", 3),
+                ("docs/x.md", f"# t\n\n{long[:79]}\n{long[80:]}\n", 3),
+                ("docs/x.md", f"# t\n\n- short\n- {long}\n", 4),
+                ("docs/x.md", f"# t\n\n| a |\n|---|\n| {long}|\n", 5),
+                ("tools/man/nccl-ha-x.1", ".SH A\n.TP\n.B tag\n" + "word\n" * 15 + ".B word\n" * 16, 4),
+        ]:
+            with self.subTest(name=name, line=line):
+                self.expect(name, text, f"{name}:{line}: 31 words, at most 30")
+
+    def test_pages_of_tables_and_manuals(self):
+        self.expect("docs/x.md", f"# t\n\n| a | {'c' * 301} |\n", "docs/x.md:3: a cell of more than 300")
+        self.expect("tools/man/nccl-ha-x.1", "c" * 101 + "\n", "nccl-ha-x.1:1: 101 columns")
+
+    def test_words_that_the_glossary_replaces(self):
+        glossary = ("# Glossary\n\n| term | what |\n|---|---|\n| oldish | a term |\n\n"
+                    "## Words that have a better one\n\n| not | but |\n|---|---|\n"
+                    "| oldword, older word | newword |\n\n## Others\n\n| of | a |\n|---|---|\n| b | c |\n")
+        for page, found in [("An Oldword here.", "Oldword"), ("In an older\nword here.", "older word")]:
+            with self.subTest(page=page):
+                status, output = run("tidy.py", {"docs/glossary.md": glossary,
+                                                 "docs/x.md": f"# t\n\n{page}\n"}, "text")
+                self.assertEqual(status, 1, output)
+                self.assertIn(f"docs/x.md:3: '{found}': newword (docs/glossary.md)", output)
+        self.expect("docs/glossary.md", glossary.replace("better", "other"), "no table below")
+        fine = "# t\n\nOldwords, oldish, b and `oldword`.\n\n    oldword\n"
+        status, output = run("tidy.py", {"docs/glossary.md": glossary, "docs/x.md": fine}, "text")
+        self.assertEqual(status, 0, output)
+
     def test_data_members(self):
         few = "\n".join(f"  std::array<int, {i}> member{i}_{{}};  // ; int more;" for i in range(23))
         header = ("#pragma once\nnamespace a {\n\nclass %s : public B {\n public:\n"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Style checks that need no compiler database.
 
-usage: tidy.py text    [--root DIR]        lengths, banned words, blanks at line ends, tabs
+usage: tidy.py text    [--root DIR]        lengths, banned words, blanks at line ends, tabs, prose
        tidy.py format  [--root DIR] [--fix]  clang-format over all C++ files
        tidy.py headers [--root DIR]        every header compiles when included alone
 Each prints one line per finding and exits 1 when there is any.
@@ -14,6 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
+
+import prose
 
 FOLDERS = ("runtime", "ha", "actors", "relay", "plugin", "tools", "tests")
 CODE = {".h", ".cpp", ".def"}
@@ -192,8 +194,15 @@ def check_file(root, path):
 
 
 def run_text(root, _arguments):
-    return [finding for path in project_files(root)
-            for finding in (*check_file(root, path), *check_members(root, path))]
+    replaced = prose.replaced_words(root)
+    found = []
+    if not replaced and (root / "docs" / "glossary.md").exists():
+        found.append(f"docs/glossary.md: no table below '{prose.WORDS_HEADING}'")
+    for path in project_files(root):
+        found += [*check_file(root, path), *check_members(root, path)]
+        if prose.is_page(path) and path.as_posix() not in prose.LATER:
+            found += prose.check(path, (root / path).read_text(encoding="utf-8"), replaced)
+    return found
 
 
 def run_format(root, arguments):
