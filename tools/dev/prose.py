@@ -13,7 +13,7 @@ WORDS_HEADING = "## Words that have a better one"
 
 # Generated from runtime/base/settings.def, or not revised yet: their sentences may be longer.
 LATER = {"docs/architecture.md", "docs/configuration.md", "docs/control.md", "docs/fabrics.md",
-         "docs/failover-protocol.md", "docs/protocol.md", "docs/shadow-paths.md", "docs/walks.md",
+         "docs/failover-protocol.md", "docs/protocol.md", "docs/shadow-paths.md",
          "tools/man/nccl-ha.7"}
 
 
