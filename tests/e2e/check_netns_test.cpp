@@ -184,7 +184,8 @@ TEST(Check, SettingsReachRanksAndNoCommandLine) {
        "--hosts", "h1=127.0.0.1,h2=127.0.0.1", "--port", port_to_meet_at(), "--ssh", file},
       {{"HA_NCCL_IFNAME", "lo"}, {"HA_NCCL_FABRIC", "datagram"}, {"HA_NCCL_LISTEN_PORTS", "0"}});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
-  EXPECT_EQ(count(run.out + run.err, "settings HA_NCCL_IFNAME=lo"), 2U) << run.out << run.err;
+  EXPECT_EQ(count(run.out + run.err, "settings HA_NCCL_FABRIC=datagram HA_NCCL_IFNAME=lo"), 2U)
+      << run.out << run.err;
   for (const char* host : {"/h1", "/h2"}) {
     const std::string command = content_of(folder.path() + host);
     EXPECT_GT(count(command, "RANK="), 0U) << command;
