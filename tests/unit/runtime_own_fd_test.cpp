@@ -143,15 +143,34 @@ TEST(OwnFds, AForkWaitsForOneThatIsBeingMade) {
   EXPECT_TRUE(none);
 }
 
-TEST(OwnFds, AForkDoesNotWaitForEver) {
-  std::atomic<bool> held{false};
-  std::atomic<bool> ends{false};
-  std::thread holder([&] {
+/// By another thread, until the object's end.
+class HeldElsewhere {
+ public:
+  ~HeldElsewhere() {
+    end();
+    holder_.join();
+  }
+  bool begun() {
+    return test::until([&] { return held_.load(); });
+  }
+  void end() {
+    ends_ = true;
+    ends_.notify_one();
+  }
+
+ private:
+  std::atomic<bool> held_{false};
+  std::atomic<bool> ends_{false};
+  std::thread holder_{[this] {
     OwnFds own;
-    held = true;
-    ends.wait(false);
-  });
-  ASSERT_TRUE(test::until([&] { return held.load(); }));
+    held_ = true;
+    ends_.wait(false);
+  }};
+};
+
+TEST(OwnFds, AForkDoesNotWaitForEver) {
+  HeldElsewhere held;
+  ASSERT_TRUE(held.begun());
   const auto begun = Steady::now();
   EXPECT_TRUE(in_child([] {
     const int fd = make_event();  // its lock is its own
@@ -159,31 +178,20 @@ TEST(OwnFds, AForkDoesNotWaitForEver) {
     return fd >= 0;
   }));
   EXPECT_LT(Steady::now() - begun, milliseconds(5000));
-  ends = true;
-  ends.notify_one();
-  holder.join();
 }
 
 /// As where a device is opened whose firmware hangs.
 TEST(OwnFds, WhoTakesLongToMakeOneHoldsUpForksOnly) {
-  std::atomic<bool> held{false};
-  std::atomic<bool> ends{false};
-  std::thread holder([&] {
-    OwnFds own;
-    held = true;
-    ends.wait(false);
-  });
-  ASSERT_TRUE(test::until([&] { return held.load(); }));
+  HeldElsewhere held;
+  ASSERT_TRUE(held.begun());
   std::atomic<bool> made{false};
   std::thread maker([&] {
     close_fd(make_event());
     made = true;
   });
   EXPECT_TRUE(test::until([&] { return made.load(); }));
-  ends = true;
-  ends.notify_one();
+  held.end();
   maker.join();
-  holder.join();
 }
 
 TEST(OwnFds, AChildOutOfTheMidstOfOneMakesItsOwn) {
@@ -199,14 +207,8 @@ TEST(OwnFds, AChildOutOfTheMidstOfOneMakesItsOwn) {
 
 TEST(OwnFds, ACloneWaitsForNoThreadOfItsParents) {
   const int ours = make_event();
-  std::atomic<bool> held{false};
-  std::atomic<bool> ends{false};
-  std::thread holder([&] {
-    OwnFds own;
-    held = true;
-    ends.wait(false);
-  });
-  ASSERT_TRUE(test::until([&] { return held.load(); }));
+  HeldElsewhere held;
+  ASSERT_TRUE(held.begun());
   EXPECT_TRUE(in_child(
       [&] {
         const int fd = make_event();
@@ -216,9 +218,6 @@ TEST(OwnFds, ACloneWaitsForNoThreadOfItsParents) {
         return made && !is_open(fd) && is_open(ours);
       },
       bare_clone));
-  ends = true;
-  ends.notify_one();
-  holder.join();
   close_fd(ours);
 }
 
