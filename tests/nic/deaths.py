@@ -4,7 +4,8 @@ processes over the emulated NICs (flows.cpp), half of them on each of two device
 host dies at a random moment, of the sender and of the receiver in turn.
 
 usage: deaths.py BUILD [--only KIND]... [--runs N] [--at-once N] [--modes inline,threads]
-                 [--plugin PLUGIN] [--seconds S] [--seed N] [--nic SETTINGS] [--env NAME=VALUE]...
+                 [--plugin PLUGIN] [--seconds S] [--patience S] [--seed N] [--nic SETTINGS]
+                 [--env NAME=VALUE]...
                  [--merged|--late] [--limit MS] [--other-limit MS] [--logs DIR]
 
 Prints a line for each kind and mode: how many jobs went on with every byte right, ended with an
@@ -79,7 +80,7 @@ MODES = {"inline": "0", "threads": "1"}
 
 
 class Job(perf_job.Network):
-    def __init__(self, options, folder, mode):
+    def __init__(self, options, folder, mode, seconds):
         super().__init__(options.build, folder)
         settings = f"state={self.state},devices=2" + (f",{options.nic}" if options.nic else "")
         environment = dict(
@@ -90,7 +91,7 @@ class Job(perf_job.Network):
         self.log = folder / "log"
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                [self.build / "bin/nha-flows", options.plugin, str(options.seconds), "262144",
+                [self.build / "bin/nha-flows", options.plugin, str(seconds), "262144",
                  "merged" if options.merged else "late" if options.late else ""],
                 stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
 
@@ -127,7 +128,8 @@ def run(options, name, mode, number):
     device = f"{1 + number % 2}:0"
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        job = Job(options, folder, mode)
+        seconds = options.seconds + sum(step for step in kind.steps if isinstance(step, float))
+        job = Job(options, folder, mode, seconds)
         devices = [device] + ([f"{device[0]}:1"] if options.merged else [])
         # The receiver's sends a packet for a message, which says little of a slow host.
         if not all(job.await_data(f"1:{one[2:]}", 60) for one in devices):
@@ -140,7 +142,7 @@ def run(options, name, mode, number):
             else:
                 job.nic([device if word == "@" else word for word in step])
         over = bool(kind.steps) and job.process.poll() == 0  # before all of it was done
-        status, out = job.end(options.seconds + 90)
+        status, out = job.end(seconds + options.patience)
         if over or not happened(kind, job.show(device)):
             return None
         text = job.log.read_text(errors="replace")
@@ -193,7 +195,10 @@ def main():
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--modes", default="inline,threads")
     parser.add_argument("--plugin", help="another one, or `ib` out of LIBNCCL")
-    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--seconds", type=float, default=4, metavar="S",
+                        help="of load, and as long as the kind's steps wait")
+    parser.add_argument("--patience", type=float, default=90, metavar="S",
+                        help="after the end of the load, before a job counts as hung")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nic", default="", help="more settings of NHA_NIC")
     parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for the plugin")
