@@ -13,8 +13,6 @@ DOCS = ROOT / "docs"
 LINES_MAX = 200
 COLUMNS_MAX = 100
 TOP_PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-# Parts of these are still written as lines of any length.
-WIDE_PAGES = {"architecture.md", "protocol.md", "testing.md"}
 CODE_FOLDERS = ("runtime", "ha", "actors", "relay", "plugin", "tools")
 
 
@@ -175,8 +173,7 @@ class Pages(unittest.TestCase):
         for path in pages():
             with self.subTest(page=path.name):
                 self.assertLessEqual(len(read(path).splitlines()), LINES_MAX)
-                if path.name not in WIDE_PAGES:
-                    self.assertEqual(wide_lines(read(path)), [])
+                self.assertEqual(wide_lines(read(path)), [])
 
     def test_the_index_has_each(self):
         listed = set(links(read(DOCS / "README.md")))
