@@ -4,6 +4,7 @@ and messages; and each page is short and in the index.
 
 Each rule is a function over text, which a test tries on a planted fault before it reads the pages.
 """
+import json
 import pathlib
 import re
 import unittest
@@ -13,6 +14,7 @@ DOCS = ROOT / "docs"
 LINES_MAX = 200
 COLUMNS_MAX = 100
 TOP_PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PANEL_FIELDS = {"id", "type", "title", "gridPos", "datasource", "fieldConfig", "options", "targets"}
 CODE_FOLDERS = ("runtime", "ha", "actors", "relay", "plugin", "tools")
 
 
@@ -237,6 +239,29 @@ class Pages(unittest.TestCase):
         for field in ("expr", "severity", "summary", "action"):
             self.assertEqual(len(re.findall(rf"\b{field}:", rules)), len(alerts), field)
         self.assertNotRegex(rules, r"\b(pid|instance|id|connection)\b *[=!]")
+
+    def test_the_dashboard_can_be_loaded(self):
+        board = json.loads(read(DOCS / "agent-dashboard.json"))
+        self.assertGreaterEqual(board["schemaVersion"], 36)
+        panels = board["panels"]
+        self.assertEqual(len({one["id"] for one in panels}), len(panels))
+        taken = [(one["gridPos"]["x"] + x, one["gridPos"]["y"] + y) for one in panels
+                 for x in range(one["gridPos"]["w"]) for y in range(one["gridPos"]["h"])]
+        self.assertEqual(len(set(taken)), len(taken), "panels lie on each other")
+        self.assertLess(max(x for x, _ in taken), 24, "Grafana's grid has 24 columns")
+        names = set(re.findall(r'"([a-z_]+)"', read(ROOT / "tools/agent/metrics.cpp")))
+        variables = {one["name"] for one in board["templating"]["list"]} | {"__rate_interval"}
+        for panel in panels:
+            with self.subTest(panel=panel["title"]):
+                self.assertEqual(set(panel) - PANEL_FIELDS, set())
+                targets = panel["targets"]
+                self.assertEqual(len({one["refId"] for one in targets}), len(targets))
+                for one in targets:
+                    asked = metrics(one["expr"])
+                    self.assertTrue(asked, one["expr"])
+                    self.assertEqual({name.removeprefix("nccl_ha_agent_") for name in asked} - names, set())
+                used = set(re.findall(r"\$\{?(\w+)", json.dumps(panel)))
+                self.assertEqual(used - variables, set())
 
     def test_messages_are_there(self):
         said = "\n".join(one for path in sources(*CODE_FOLDERS) for one in literals(read(path)))
