@@ -94,6 +94,20 @@ TEST(SimRdmaDevices, SettingsReachTheQueuePairs) {
   }
 }
 
+TEST(SimRdmaDevices, MemoryIsRegisteredForRelaxedOrderingUnlessThatIsOff) {
+  for (const int64_t setting : {0, 1, 2}) {
+    Config config = device_config();
+    config.ib_relaxed_ordering = setting;
+    SimPair pair(3, {}, config, {.rails = 2, .rdma = true});
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    for (const sim::Process* host : {&pair.sender(), &pair.receiver()}) {
+      const sim::RdmaNic::Objects made = host->nics[0]->objects();
+      ASSERT_GE(made.regions, 1U);
+      EXPECT_EQ(made.relaxed, setting == 0 ? 0 : made.regions) << setting;
+    }
+  }
+}
+
 TEST(SimRdmaDevices, SoutAndSupHaveTheirNumbersOfQueuePairs) {
   for (const auto& [sout, sup] : {std::pair<size_t, size_t>{2, 4}, {1, 3}}) {
     SCOPED_TRACE(sout);
