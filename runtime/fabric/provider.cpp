@@ -360,7 +360,6 @@ Result<Registration> Provider::add_gpu_memory(const Attachment& at, uint64_t dom
     static_cast<void>(remove_memory(made));
     return there.error();
   }
-  gpu_registrations_.fetch_add(1, std::memory_order_release);
   return made;
 }
 

@@ -267,7 +267,7 @@ enum class Mutation : uint16_t {
   piece_is_message,      ///< a written message is there with its first piece
   receiver_key_unasked,  ///< a relay takes a program's memory key for a device's
   key_of_any_domain,     ///< a relay is told keys of other connections' memory
-  gpu_memory_unminded,   ///< memory of a GPU is told by a path that cannot reach it
+  any_hop_for_gpu,       ///< an end with memory of a GPU takes a hop that cannot reach it
   other_jobs_refused,  ///< a relay node turns away a job that none of its processes has told it of
   session_outlives_neighbour,  ///< a relay keeps a session whose neighbour is gone
   cause_told_to_both,          ///< both ends hear that the message of one of them failed

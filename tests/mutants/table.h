@@ -372,7 +372,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(kind_insisted, "RelayKinds.EachCableHasWhatBothOfItsHostsHave"),
     NHA_CHECKED(piece_is_message, "RelayKinds.MemoryThatNoDeviceTakesIsCopied"),
     NHA_CHECKED(receiver_key_unasked, "RelayKinds.QueuePairsAllTheWay"),
-    NHA_CHECKED(gpu_memory_unminded, "RelayedGpu.APathOfDatagramsIsMadeAnew"),
+    NHA_CHECKED(any_hop_for_gpu, "RelayedGpu.ADeviceThatIsAvoidedBringsItWhereNothingElseMay"),
     NHA_CHECKED(other_jobs_refused, "RelayJobs.AJobThatARelayDoesNotKnowIsServedAsOneWithoutAKey"),
     NHA_CHECKED(key_of_any_domain, "RelayKinds.MemoryOfAnotherConnectionIsOutOfReach"),
     NHA_CHECKED(session_outlives_neighbour, "RelaySim.AnEndThatFailsTakesTheSessionAlong"),
