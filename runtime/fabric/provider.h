@@ -141,6 +141,7 @@ class Provider {
   const NetDevice& device(const Attachment& at) const { return host_.devices[at.device]; }
   Registration registration_at(const Attachment& at, bool host, const RegionKeys& keys) const;
   Result<Registration> add_gpu_memory(const Attachment& at, uint64_t domain, RegionOrigin origin);
+  Result<RegionKeys> add_there(const Attachment& other, const RegionOrigin& origin, Waits who);
   void keep_descriptor(RegionOrigin& origin) const;
   void remove_elsewhere(size_t device, uint32_t local_key, const std::shared_ptr<void>& keep);
   void remove_there(const RegionRegistry::Elsewhere& other, const RegionKeys& keys,

@@ -147,7 +147,7 @@ enum class Mutation : uint16_t {
   refusals_excused,        ///< and never, however often it comes again
   dead_channel_waited,     ///< who sleeps does so on a channel that the kernel has closed
   dead_device_asked,       ///< memory is registered with a device that has failed
-  worker_gets_names,       ///< the peer is told a name of memory that the dead device does not know
+  untaken_memory_named,    ///< memory that a hop's device has not taken is named to it all the same
   last_receive_told,       ///< a lane is empty before anything proves that its queue pair has ended
   acknowledged_for_good,   ///< a chunk of an open message is lost with the device that took it
   told_ends_undialled,     ///< a stream is dialled again to the addresses of the handle only
