@@ -292,7 +292,7 @@ inline constexpr Planted all_planted[] = {
                 "CloseLinger.WhoIsToldThatThePeerEndsGoesOnUntilItsAnswerHasArrived"),
     NHA_CHECKED(linger_for_ever, "CloseLinger.NotForLongerThanItsLimit"),
     NHA_CHECKED(words_not_kept, "Fabrics/Close.WhatTheReceiverGotIsDoneWhenTheNetworkIsBack/*"),
-    NHA_CHECKED(silent_end_kept, "SimMixture.SeedsThatFoundAMistake"),
+    NHA_CHECKED(silent_end_kept, "Fabrics/Close.APeerWhoseProcessHasEndedIsAwaitedNoLonger/*"),
     NHA_CHECKED(dials_one_by_one, "Redial.AllWaysAreDialledBesideEachOtherTheProvenOneFirst"),
     NHA_CHECKED(dials_in_its_time, "RejoinTest.WhereANetworkIsBackAllIsDialledAtOnce"),
     NHA_CHECKED(all_beside_each_other, "RejoinTest.FewWaysThatNeverLedToThePeerAreDialledAtOnce"),
