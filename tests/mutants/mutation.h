@@ -402,6 +402,22 @@ enum class Mutation : uint16_t {
   late_one_overtakes,        ///< what was late counts as what was sent in its place
   least_kept_for_ever,       ///< a way that has become longer is a queue for ever
   watch_not_held,            ///< libuv is the first to ask the kernel to watch a descriptor
+  // Of accounts that seldom matter, of settings, and of what devices are told:
+  heartbeat_left_open,     ///< a path made anew waits for the heartbeat of one that was abandoned
+  room_unused,             ///< a receive that waited for room waits until another one is posted
+  window_looked_at_late,   ///< a window was full only if it is so behind its acknowledgement
+  first_unsent_lost,       ///< of what a kernel has no room for the first one waits for a timeout
+  deficit_saved,           ///< who has little to send in its turns may hold the others up later
+  end_awaited,             ///< a relay that stores waits for the end of what its slots do not hold
+  keys_kept,               ///< a relay remembers a receiver's keys as long as a session lasts
+  answer_uncounted,        ///< an agent's answer for a connection that has left counts as open
+  standstill_metered,      ///< a path is slow because its process did not run
+  backoff_kept,            ///< after a success the second attempt waits as long as before it
+  partition_of_data_only,  ///< the queue pair of flushes is in the first partition
+  not_ready_for_long,      ///< a peer without receives is asked again after 655 ms
+  class_of_job_lost,       ///< the traffic class of NCCL's communicator reaches no device
+  hexadecimal_unread,      ///< NCCL_IB_TC=0x6A ends a job
+  family_unchecked,        ///< an address family that does not exist is taken
 };
 
 inline Mutation planted = Mutation::none;

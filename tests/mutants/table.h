@@ -507,6 +507,24 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(late_one_overtakes, "SendWindowTest.WhatWasLateHasNotOvertakenWhatIsUnderWay"),
     NHA_CHECKED(least_kept_for_ever, "NetworkEstimateTest.AWayThatHasBecomeLongerIsBelieved"),
     NHA_CHECKED(watch_not_held, "UvStreamsRoom.WhatTheKernelDoesNotWatchIsRefusedAndTheRestGoesOn"),
+
+    // Of accounts, of settings, and of what devices are told.
+    NHA_CHECKED(heartbeat_left_open, "PathSetTest.APathThatTakesAnothersPlaceHasNothingUnderWay"),
+    NHA_CHECKED(room_unused, "ReceiverTest.WhatWaitsForRoomIsBegunWhenTheOldestGroupIsDone"),
+    NHA_CHECKED(window_looked_at_late, "LongWay.IsFilledOverDatagrams"),
+    NHA_CHECKED(first_unsent_lost, "PathEnvironmentTest.WhatTheKernelHasNoRoomForGoesAgain"),
+    NHA_CHECKED(deficit_saved, "Sharing.WhoHasLittleSavesNothingUp"),
+    NHA_CHECKED(end_awaited, "Forwarding.AMessageLongerThanAllSlotsLeavesBeforeItsEnd"),
+    NHA_CHECKED(keys_kept, "ForwardingToADevice.KeysAreForgottenWhereThereAreMany"),
+    NHA_CHECKED(answer_uncounted, "AgentClientTest.WhoLeavesBeforeItsAnswerHoldsUpNobody"),
+    NHA_CHECKED(standstill_metered, "LoadMeter.TimeInWhichThisProcessDidNotRunTellsNothing"),
+    NHA_CHECKED(backoff_kept, "Backoff.BeginsAtOnceGrowsAndStaysBelowItsLimit"),
+    NHA_CHECKED(partition_of_data_only, "SimRdmaDevices.TheQueuePairOfFlushesIsInThePartitionToo"),
+    NHA_CHECKED(not_ready_for_long, "SimRdmaDevices.SettingsReachTheQueuePairs"),
+    NHA_CHECKED(class_of_job_lost,
+                "SimPluginOverRdma.TheTrafficClassOfACommunicatorReachesBothQueuePairs"),
+    NHA_CHECKED(hexadecimal_unread, "Config.NumbersMayBeHexadecimal"),
+    NHA_CHECKED(family_unchecked, "Config.WhatCannotBeReadOrContradictsAnotherSettingIsNamed"),
 };
 
 #undef NHA_CHECKED
