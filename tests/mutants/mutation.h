@@ -407,6 +407,7 @@ enum class Mutation : uint16_t {
   room_unused,             ///< a receive that waited for room waits until another one is posted
   window_looked_at_late,   ///< a window was full only if it is so behind its acknowledgement
   first_unsent_lost,       ///< of what a kernel has no room for the first one waits for a timeout
+  unsent_acknowledged,     ///< a full window takes an acknowledgement of what is behind it
   deficit_saved,           ///< who has little to send in its turns may hold the others up later
   end_awaited,             ///< a relay that stores waits for the end of what its slots do not hold
   keys_kept,               ///< a relay remembers a receiver's keys as long as a session lasts

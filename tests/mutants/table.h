@@ -513,6 +513,7 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(room_unused, "ReceiverTest.WhatWaitsForRoomIsBegunWhenTheOldestGroupIsDone"),
     NHA_CHECKED(window_looked_at_late, "LongWay.IsFilledOverDatagrams"),
     NHA_CHECKED(first_unsent_lost, "PathEnvironmentTest.WhatTheKernelHasNoRoomForGoesAgain"),
+    NHA_CHECKED(unsent_acknowledged, "SendWindowTest.NothingBehindAFullWindowIsAcknowledged"),
     NHA_CHECKED(deficit_saved, "Sharing.WhoHasLittleSavesNothingUp"),
     NHA_CHECKED(end_awaited, "Forwarding.AMessageLongerThanAllSlotsLeavesBeforeItsEnd"),
     NHA_CHECKED(keys_kept, "ForwardingToADevice.KeysAreForgottenWhereThereAreMany"),

@@ -116,6 +116,7 @@ TEST_F(Forwarding, AMessageLongerThanAllSlotsLeavesBeforeItsEnd) {
   options.store = true;
   forwarder_.open(options);
   Frame part = piece(8);
+  part.message_bytes = 8 * (slots_min + 1);
   part.flags = 0;
   for (uint16_t slot = 0; slot < slots_min; ++slot) {
     EXPECT_TRUE(out_->posts.empty()) << slot;
@@ -243,7 +244,8 @@ class ForwardingToADevice : public Forwarding {
 TEST_F(ForwardingToADevice, KeysAreForgottenWhereThereAreMany) {
   Frame frame = piece(100);
   frame.hops = 1;
-  frame.flags = 0;  // a part of something long: no note follows
+  frame.message_bytes = 1000;
+  frame.flags = 0;  // a part of it: no note follows
   const auto pass_on = [&](uint32_t key) {
     frame.remote_key = key;
     ASSERT_TRUE(arrive(frame));
