@@ -243,6 +243,22 @@ TEST_F(AgentClientTest, ThousandsAreToldInPortions) {
   EXPECT_EQ(agent_->streams_seen, 1U);
 }
 
+/// Announcements go on with each answer, also with those that nobody waits for any more.
+TEST_F(AgentClientTest, WhoLeavesBeforeItsAnswerHoldsUpNobody) {
+  start_agent();
+  job_->enter(1);
+  ASSERT_TRUE(world_.run_until([&] { return registered(); }, seconds(1)));
+  for (int i = 0; i < 300; ++i) {
+    job_->enter(2);
+    ASSERT_FALSE(registered()) << "it was answered before";
+    job_->held.pop_back();
+    pass(milliseconds(1));
+  }
+  EXPECT_EQ(agent_->left, 300U);
+  job_->enter(3);
+  EXPECT_TRUE(world_.run_until([&] { return registered(); }, seconds(1)));
+}
+
 TEST_F(AgentClientTest, ThousandsThatWereRefusedAskAgain) {
   start_agent(Manner::refuses);
   for (size_t i = 0; i < 1000; ++i) {

@@ -231,7 +231,12 @@ TEST(CheckFindings, Gids) {
   PortInfo bare;
   bare.device = "mlx5_3";
   facts.rdma.without_gid.push_back(bare);
+  EXPECT_EQ(only_finding(facts).level, Level::warning);
   EXPECT_NE(only_finding(facts).remedy.find("IP address"), std::string::npos);
+  facts.rdma.ports.clear();
+  EXPECT_EQ(only_finding(facts).level, Level::warning) << "datagrams do";
+  facts.config.fabric = "verbs";
+  EXPECT_EQ(only_finding(facts).level, Level::error) << "nothing is left";
 }
 
 TEST(CheckFindings, MtuSpeedAndPlace) {
@@ -274,6 +279,29 @@ TEST(CheckFindings, ARailThatIsDownIsLost) {
   EXPECT_NE(found.what.find("(eth1) is DOWN: a rail is lost"), std::string::npos) << found.what;
   EXPECT_NE(found.remedy.find("HA_NCCL_IB_HCA"), std::string::npos) << found.remedy;
   EXPECT_EQ(found.remedy.find("HA_NCCL_IFNAME"), std::string::npos) << found.remedy;
+}
+
+TEST(CheckFindings, AHostThatOnlyReachesItself) {
+  HostFacts facts = good_host();
+  facts.rdma.ports.clear();
+  facts.config.fabric = "datagram";
+  facts.interfaces = {interface("lo", {127, 0, 0, 1})};
+  EXPECT_TRUE(judge(facts).empty()) << "a network that is called so";
+  facts.interfaces[0].loopback = true;
+  EXPECT_EQ(only_finding(facts).level, Level::warning);
+  EXPECT_NE(only_finding(facts).what.find("up but loopback"), std::string::npos);
+  facts.config.ifname = "lo";
+  EXPECT_TRUE(judge(facts).empty()) << "it is wanted";
+}
+
+TEST(CheckFindings, AKernelThatCutsNoDatagrams) {
+  HostFacts facts = good_host();
+  facts.kernel.segmentation = false;
+  EXPECT_TRUE(judge(facts).empty()) << "RDMA carries the data";
+  facts.config.fabric = "datagram";
+  facts.rdma.ports.clear();
+  EXPECT_EQ(only_finding(facts).level, Level::hint);
+  EXPECT_NE(only_finding(facts).remedy.find("4.18"), std::string::npos);
 }
 
 TEST(CheckFindings, FailoverThatIsOff) {

@@ -207,7 +207,7 @@ bool HostPorts::is_busy(size_t port) const {
 }
 
 /// Of a device that has failed since, a caller's memory has names only: whoever has other devices
-/// goes on over those.  A worker would tell the peer such a name as a key.
+/// goes on over those.
 Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin, Waits who) {
   Device& device = *usable_[port].device;
   if (device.may_answer()) {
@@ -215,9 +215,6 @@ Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin
     if (keys || device.health.usable()) {
       return keys;
     }
-  }
-  if (who == Waits::worker) {
-    return gone(device);
   }
   const uint32_t name = next_name_.fetch_sub(1, std::memory_order_relaxed);
   return RegionKeys{name, name, 0};
