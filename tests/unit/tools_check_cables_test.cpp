@@ -296,6 +296,10 @@ struct Cluster {
           const size_t answers = is_swapped(host) != is_swapped(other) ? 1 - rail : rail;
           seen.back().push_back(
               {address_of(other, rail), mac_of(other, answers), fmt::format("rail{}", rail)});
+          if (answers != rail) {  // what the other one asks is heard on the other rail
+            seen.back().push_back(
+                {address_of(other, rail), mac_of(other, rail), fmt::format("rail{}", answers)});
+          }
         }
       }
     }
