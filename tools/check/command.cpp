@@ -16,7 +16,6 @@
 #include "tools/check/mesh_findings.h"
 #include "tools/check/mesh_paths.h"
 #include "tools/check/neighbours.h"
-#include "tools/check/own_rate.h"
 #include "tools/check/pairs.h"
 #include "tools/check/sheet.h"
 #include "tools/commands.h"
@@ -505,8 +504,7 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
          std::to_string(static_cast<int64_t>(options.patience_s * 1000)).c_str(), 0);
   set_plugin_log("", PluginLog::nothing);
   // Setting up has several steps, each with that time limit.
-  const Trials trials{options.plugin, *devices, facts->config.counters_dir, 3 * patience,
-                      own_rate()};
+  const Trials trials{options.plugin, *devices, facts->config.counters_dir, 3 * patience};
   auto pairs = mesh->plan.is_mesh ? try_cables(**world, trials, mesh->plan, mesh->sheets)
                                   : try_pairs(**world, trials);
   if (!pairs) {
