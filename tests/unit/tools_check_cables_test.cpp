@@ -293,6 +293,9 @@ TEST(CheckPairs, PacketsThatGetLost) {
     pair.gigabytes_per_s = 0.4;
   });
   EXPECT_EQ(to_try_again(pairs).size(), 2U);
+  on_host(pairs, 1, 0, [](PairResult& pair) { pair.segments_dropped = 64; });
+  EXPECT_TRUE(judge(pairs, eight).empty()) << "a socket had no room: a host is busy";
+  EXPECT_TRUE(to_try_again(pairs).empty());
   pairs = every_pair(2);
   pairs[1].segments_lost = 3000;
   pairs[1].error = "large messages: a transfer took too long";

@@ -1,5 +1,6 @@
 #include "tools/check/device_trial.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/telemetry/counter_reader.h"
+#include "tools/check/interface_facts.h"
 #include "tools/check/meeting.h"
 
 namespace nccl_ha::tools {
@@ -125,14 +127,18 @@ Result<void> DeviceTrial::meet(std::optional<uint32_t> partner, PairResult& resu
     return handles.error();
   }
   if (!partner) {
-    return {};
+    return world_.barrier();
   }
   const std::string& peer = (*handles)[*partner];
   if (result.error.empty() && peer.size() == handle.size()) {
     std::memcpy(handle.data(), peer.data(), peer.size());
     const SegmentCounts before = count_segments(trials_.counters_dir);
+    const uint64_t without_room = datagrams_without_room();
     talk(*meeting, handle, world_.rank() < *partner, result);
     add_segments(before, count_segments(trials_.counters_dir), result);
+    // What the kernel puts together counts once there.
+    constexpr uint64_t segments_together = 64;
+    result.segments_dropped = (datagrams_without_room() - without_room) * segments_together;
   } else if (result.error.empty()) {
     result.error = "the other side could not listen";
   }
@@ -142,7 +148,7 @@ Result<void> DeviceTrial::meet(std::optional<uint32_t> partner, PairResult& resu
   std::erase_if(result.warnings, [&](const std::string& warning) {
     return result.error.find(warning) != std::string::npos;
   });
-  return {};
+  return world_.barrier();
 }
 
 double DeviceTrial::meet_itself() {

@@ -38,7 +38,8 @@ class DeviceTrial {
   Result<void> open(const CheckedDevice& device);
   /// Why the device cannot be tried; empty: it can.
   const std::string& unusable() const { return unusable_; }
-  /// Every rank calls it, those without a partner too: they take part in the exchange.
+  /// Every rank calls it, those without a partner too: they take part in the exchange.  Returns
+  /// when all have ended theirs, so that no plugin goes while its peer still waits for it.
   Result<void> meet(std::optional<uint32_t> partner, PairResult& result);
   /// Gigabytes per second that this process moves to itself; 0: it cannot.
   double meet_itself();

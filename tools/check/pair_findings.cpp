@@ -21,7 +21,7 @@ namespace {
 constexpr double outlier = 4;
 constexpr size_t outliers_from = 3;    ///< pairs on a device, for the others to mean something
 constexpr uint64_t lossy_from = 200;   ///< one segment lost of so many
-constexpr uint64_t certain_from = 50;  ///< no host loses so many because it is busy
+constexpr uint64_t certain_from = 25;  ///< no host loses so many because it is busy
 /// So many are tried again at most in one go: each takes a second or more, and those that fail as
 /// long as their patience.  More than these are no accident.
 constexpr size_t tries_again_max = 16;
@@ -123,8 +123,12 @@ const Cause* cause_of(const std::string& said) {
                       [&](const Cause& one) { return one.is_in(said); });
 }
 
-/// Much more than a busy host loses, whether or not the pair got through with it.
-bool loses_many(const PairResult& pair) { return pair.segments_lost * lossy_from > pair.segments; }
+/// More than one of so many get lost on the way, whether or not the pair got through with it.
+bool loses_one_of(uint64_t number, const PairResult& pair) {
+  const uint64_t lost = pair.segments_lost - std::min(pair.segments_lost, pair.segments_dropped);
+  return lost * number > pair.segments;
+}
+bool loses_many(const PairResult& pair) { return loses_one_of(lossy_from, pair); }
 
 std::string loss_text(const PairResult& pair) {
   return fmt::format("{} of {} datagrams were lost", pair.segments_lost, pair.segments);
@@ -475,7 +479,7 @@ std::vector<size_t> to_try_again(const std::vector<PairResult>& pairs) {
   for (size_t i = 0; i < pairs.size() && found.size() < most; ++i) {
     const PairResult& pair = pairs[i];
     const bool lossy = loses_many(pair);
-    const bool certain = lossy ? pair.alone && pair.segments_lost * certain_from > pair.segments
+    const bool certain = lossy        ? pair.alone && loses_one_of(certain_from, pair)
                          : pair.alone ? is_certainly_slow(pair)
                                       : all.are_certainly_slow(pair.device);
     if (pair.error.empty() && !certain && (lossy || !all.why_slow(pair).empty())) {

@@ -5,14 +5,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <tuple>
 #include <utility>
 
-#include "runtime/base/clock.h"
 #include "runtime/fabric/provider.h"
 #include "tools/check/device_trial.h"
 #include "tools/common/terminal.h"
@@ -44,6 +41,7 @@ void keep_better(std::vector<PairResult>& results, PairResult result) {
   before->alone |= result.alone;
   before->own_gigabytes_per_s = result.own_gigabytes_per_s;
   if (result.error.empty()) {
+    before->segments_dropped = std::max(before->segments_dropped, result.segments_dropped);
     before->round_trip_us = std::min(before->round_trip_us, result.round_trip_us);
     before->gigabytes_per_s = std::max(before->gigabytes_per_s, result.gigabytes_per_s);
     if (result.segments_lost < before->segments_lost) {
@@ -74,19 +72,6 @@ Result<std::vector<PairResult>> seen_by_all(World& world, const std::vector<Pair
   return merge(all, std::vector<std::string>(world.size()));
 }
 
-/// Meets `partner` where the device can be used; every rank calls it.
-Result<void> meet(World& world, DeviceTrial& trial, std::optional<uint32_t> partner,
-                  PairResult& result) {
-  const bool usable = trial.unusable().empty();
-  if (auto met = trial.meet(usable ? partner : std::nullopt, result); !met || !partner) {
-    return met;
-  }
-  result.from = std::min(world.rank(), *partner);
-  result.to = std::max(world.rank(), *partner);
-  result.error = usable ? result.error : trial.unusable();
-  return {};
-}
-
 /// What one rank does in a round: one device with one partner, or nothing.
 struct Turn {
   std::optional<uint32_t> partner;
@@ -94,8 +79,9 @@ struct Turn {
   PairResult result = {};  ///< so far: its device
 };
 
-/// Every rank calls it.  `alone`: no other rank has a partner, and each of both also measures what
-/// it moves to itself in that moment, before and after.
+/// Every rank calls it.  The plugin is loaded for this turn only, as what it says later of a
+/// connection that failed is not about the next partner.  `alone`: no other rank has a partner, and
+/// each of both also measures what it moves to itself in that moment, before and after.
 Result<void> take_turn(World& world, const Trials& trials, Turn turn, bool alone,
                        std::vector<PairResult>& results) {
   PairResult& result = turn.result;
@@ -108,10 +94,15 @@ Result<void> take_turn(World& world, const Trials& trials, Turn turn, bool alone
         return opened.error();
       }
     }
-    if (auto met = meet(world, trial, turn.partner, result); !met || !turn.partner) {
+    const bool usable = trial.unusable().empty();
+    if (auto met = trial.meet(usable ? turn.partner : std::nullopt, result);
+        !met || !turn.partner) {
       return met;
     }
+    result.error = usable ? result.error : trial.unusable();
   }
+  result.from = std::min(world.rank(), *turn.partner);
+  result.to = std::max(world.rank(), *turn.partner);
   result.alone = alone;
   result.speed_mbps = turn.device->speed_mbps;
   if (measures) {
@@ -191,12 +182,10 @@ class PairTrials {
       return tried.error();
     }
     const auto again = [&](const PairResult& pair) {
-      const bool takes_part = world_.rank() == pair.from || world_.rank() == pair.to;
-      const auto number = static_cast<size_t>(pair.device);
       Turn turn;
-      if (takes_part) {
-        turn = {world_.rank() == pair.from ? pair.to : pair.from, &trials_.devices[number],
-                result_on(number)};
+      if (world_.rank() == pair.from || world_.rank() == pair.to) {
+        turn = turn_with(world_.rank() == pair.from ? pair.to : pair.from,
+                         static_cast<size_t>(pair.device));
       }
       return take_turn(world_, trials_, std::move(turn), true, results_);
     };
@@ -212,40 +201,30 @@ class PairTrials {
     const size_t most = *std::max_element(device_counts_.begin(), device_counts_.end());
     const auto partners = meetings(world_.rank(), world_.size());
     for (size_t device = 0; device < most; ++device) {
-      DeviceTrial trial(world_, trials_);
-      if (device < trials_.devices.size()) {
-        if (auto opened = trial.open(trials_.devices[device]); !opened) {
-          return opened;
-        }
-      }
       for (size_t at = 0; at < partners.size(); ++at) {
         if (world_.rank() == 0 && progress.due()) {
           progress.show(
               fmt::format("trying connections between {} hosts: {}%", world_.size(),
                           (device * partners.size() + at) * 100 / (most * partners.size())));
         }
-        auto partner = partners[at];
-        if (partner && (device >= trials_.devices.size() || device >= device_counts_[*partner])) {
-          partner.reset();
+        Turn turn;
+        if (partners[at] && device < trials_.devices.size() &&
+            device < device_counts_[*partners[at]]) {
+          turn = turn_with(*partners[at], device);
         }
-        PairResult result = partner ? result_on(device) : PairResult();
-        if (auto met = meet(world_, trial, partner, result); !met) {
-          return met;
-        }
-        if (partner) {
-          keep_better(results_, std::move(result));
+        if (auto taken = take_turn(world_, trials_, std::move(turn), false, results_); !taken) {
+          return taken;
         }
       }
     }
     return {};
   }
 
-  PairResult result_on(size_t device) const {
-    PairResult result;
-    result.device = static_cast<int>(device);
-    result.device_name = trials_.devices[device].name;
-    result.speed_mbps = trials_.devices[device].speed_mbps;
-    return result;
+  Turn turn_with(uint32_t partner, size_t device) const {
+    Turn turn{partner, &trials_.devices[device]};
+    turn.result.device = static_cast<int>(device);
+    turn.result.device_name = turn.device->name;
+    return turn;
   }
 
   World& world_;
@@ -289,7 +268,8 @@ json to_json(const PairResult& r) {
           {"alone", r.alone},
           {"own_gigabytes_per_s", r.own_gigabytes_per_s},
           {"segments", r.segments},
-          {"segments_lost", r.segments_lost}};
+          {"segments_lost", r.segments_lost},
+          {"segments_dropped", r.segments_dropped}};
 }
 
 Result<PairResult> pair_from_json(const json& from) {
@@ -308,6 +288,7 @@ Result<PairResult> pair_from_json(const json& from) {
     result.own_gigabytes_per_s = from.value("own_gigabytes_per_s", 0.0);
     result.segments = from.value("segments", uint64_t{0});
     result.segments_lost = from.value("segments_lost", uint64_t{0});
+    result.segments_dropped = from.value("segments_dropped", uint64_t{0});
     return result;
   } catch (const json::exception& error) {
     return fail(Errc::internal, fmt::format("a rank's result cannot be read: {}", error.what()));
@@ -384,6 +365,7 @@ std::vector<PairResult> merge(const std::vector<PairResult>& seen,
     if (fresh) {
       continue;
     }
+    known.segments_dropped += result.segments_dropped;
     if (result.segments_lost > known.segments_lost) {
       known.segments = result.segments;
       known.segments_lost = result.segments_lost;

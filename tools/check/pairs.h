@@ -40,6 +40,8 @@ struct PairResult {
   /// Datagrams that whoever tells this sent, and how many of them were found lost.
   uint64_t segments = 0;
   uint64_t segments_lost = 0;
+  /// How many at most a socket of its host had no room for: no fault of the network.
+  uint64_t segments_dropped = 0;
   /// What merge() and explain() enter: what each rank said of it, and that another finding is the
   /// cause of its error or warnings.
   std::map<uint32_t, std::string> sides = {};
