@@ -94,7 +94,7 @@ void print_findings(const std::vector<Finding>& findings) {
   for (const Level level : {Level::error, Level::warning, Level::hint}) {
     for (const Finding& finding : findings) {
       if (finding.level == level) {
-        fmt::print("  {}: {}\n    do: {}\n", shown(level), finding.what, finding.remedy);
+        print_wrapped("  {}: {}\n    do: {}\n", shown(level), finding.what, finding.remedy);
       }
     }
   }
@@ -124,7 +124,7 @@ void print_report(const Report& report) {
   for (size_t rank = 0; rank < report.hosts.size(); ++rank) {
     fmt::print("host {}\n  {}\n", report.hosts[rank], versions_text(report.sheets[rank]));
     if (!report.plugins[rank].empty()) {
-      fmt::print("  {}\n", report.plugins[rank]);
+      print_wrapped("  {}\n", report.plugins[rank]);
     }
     print_findings(report.of_host[rank]);
   }
@@ -151,7 +151,7 @@ void print_report(const Report& report) {
     }
     print_findings(report.of_network);
   } else {
-    fmt::print(
+    print_wrapped(
         "network: not looked at; give --hosts, or start this with your launcher (srun, "
         "mpirun, torchrun)\n");
   }
