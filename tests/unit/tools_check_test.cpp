@@ -428,6 +428,8 @@ PairResult pair(uint32_t from, uint32_t to, double rate) {
   made.device_name = "rail0";
   made.round_trip_us = 10;
   made.gigabytes_per_s = rate;
+  made.alone = true;
+  made.own_gigabytes_per_s = 12;
   return made;
 }
 
@@ -440,6 +442,10 @@ TEST(CheckPairs, BothSidesSeeOnePair) {
   EXPECT_EQ(merged[0].error, "no way");
   EXPECT_EQ(merged[0].warnings.size(), 1U);
   EXPECT_TRUE(merged[1].error.empty());
+  PairResult slower = pair(0, 1, 3);
+  slower.own_gigabytes_per_s = 0;
+  EXPECT_EQ(merge({pair(0, 1, 3), slower}, {"a", "b"})[0].own_gigabytes_per_s, 0)
+      << "what the slower host moves to itself counts";
 }
 
 TEST(CheckPairs, ErrorsOfBothSidesAreTold) {
@@ -468,6 +474,8 @@ TEST(CheckPairs, ErrorsOfBothSidesAreTold) {
 TEST(CheckPairs, NumbersAreToldOnce) {
   PairResult one = pair(0, 1, 3);
   EXPECT_TRUE(is_worth_telling(one, 0));
+  EXPECT_TRUE(is_worth_telling(one, 1)) << "what it moved to itself";
+  one.alone = false;
   EXPECT_FALSE(is_worth_telling(one, 1));
   one.warnings = {"w"};
   EXPECT_TRUE(is_worth_telling(one, 1));
@@ -482,7 +490,7 @@ TEST(CheckPairs, ErrorsWarningsAndOutliersBecomeFindings) {
   auto found = judge(pairs, hosts);
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found[0].level, Level::warning);
-  EXPECT_EQ(found[0].what, "b and c on rail0: 1.000 GB/s, the median of all pairs is 10.000");
+  EXPECT_EQ(found[0].what, "b and c on rail0: 1.000 GB/s, others carry 10.000");
   pairs[2] = pair(1, 2, 9);
   EXPECT_TRUE(judge(pairs, hosts).empty());
   pairs[2].round_trip_us = 100;
@@ -534,6 +542,8 @@ TEST(CheckPairs, SurviveTheWayThroughJson) {
   ASSERT_TRUE(back);
   EXPECT_EQ(back->to, 2U);
   EXPECT_EQ(back->warnings, result.warnings);
+  EXPECT_TRUE(back->alone);
+  EXPECT_EQ(back->own_gigabytes_per_s, 12);
   EXPECT_FALSE(pair_from_json(nlohmann::json::parse(R"({"from":0})")));
   EXPECT_FALSE(pair_from_json(nlohmann::json::parse("[1]")));
 }
