@@ -380,6 +380,13 @@ TEST(CheckFindings, Processors) {
   EXPECT_NE(only_finding(facts).remedy.find("more processors"), std::string::npos);
   facts.config.use_progress_thread = false;
   EXPECT_TRUE(judge(facts).empty());
+  facts = good_host();
+  facts.config.progress_cpus = "1-2,9";
+  const Finding found = only_finding(facts);
+  EXPECT_EQ(found.level, Level::warning);
+  EXPECT_EQ(found.what, "HA_NCCL_PROGRESS_CPUS=1-2,9: this process may not use 9, but 0, 1, 2, 3");
+  facts.config.progress_cpus = "1-2";
+  EXPECT_TRUE(judge(facts).empty());
 }
 
 TEST(CheckFindings, SurviveTheWayThroughJson) {
@@ -586,16 +593,6 @@ TEST(CheckPairs, AHostWithFewerDevicesIsNamedWithWhatIsKnownOfIt) {
   EXPECT_TRUE(found[0].rails.empty()) << "rail0 is tried with rail0";
   all[1].lost = 1;
   EXPECT_TRUE(judge_device_counts(all, hosts).empty()) << "the host itself says what it has lost";
-}
-
-TEST(CheckFindings, ProcessorsThatAreNotThereAreNamed) {
-  HostFacts facts = good_host();
-  facts.config.progress_cpus = "1-2,9";
-  const Finding found = only_finding(facts);
-  EXPECT_EQ(found.level, Level::warning);
-  EXPECT_EQ(found.what, "HA_NCCL_PROGRESS_CPUS=1-2,9: this process may not use 9, but 0, 1, 2, 3");
-  facts.config.progress_cpus = "1-2";
-  EXPECT_TRUE(judge(facts).empty());
 }
 
 }  // namespace
