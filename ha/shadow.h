@@ -21,6 +21,12 @@ struct Rail {
   uint8_t prefix_len = 0;
   std::array<uint8_t, 16> address{};
   bool operator==(const Rail&) const = default;
+
+  /// Numbers from there on, below those of relayed ways, are of devices that have come back after a
+  /// reset.
+  static constexpr uint16_t first_returned = 30000;
+  static constexpr uint16_t end_returned = 60000;
+  bool returned() const { return number >= first_returned && number < end_returned; }
 };
 
 inline constexpr size_t rails_max = 24;  ///< of one host, on the wire

@@ -189,7 +189,7 @@ void ReceiveSide::on_first_address() {
 
 Result<void> ReceiveSide::make_paths(const Hello& hello) {
   const Config& config = state_.context->config();
-  state_.attachment.kind = hello.kind;
+  state_.attachment = state_.provider.live_at(state_.devices.first(), hello.kind);
   state_.devices = state_.provider.rails_of(hello.kind, state_.devices);
   state_.traits = state_.provider.traits(state_.attachment);
   state_.backup = hello.backup && config.enable_backup;

@@ -99,7 +99,7 @@ Result<void> SendSide::move_to_stream(const sockaddr_storage& local) {
                                           state_.provider.devices()[devices.first()].name,
                                           state_.provider.text(options_.peer_kind)));
   }
-  live_at({devices.first(), *kind}, devices);
+  live_at(state_.provider.live_at(devices.first(), *kind), devices);
   return {};
 }
 

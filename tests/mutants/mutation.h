@@ -148,6 +148,12 @@ enum class Mutation : uint16_t {
   dead_channel_waited,     ///< who sleeps does so on a channel that the kernel has closed
   dead_device_asked,       ///< memory is registered with a device that has failed
   worker_gets_names,       ///< the peer is told a name of memory that the dead device does not know
+  keys_of_one_before,      ///< a device that is back is taken to know memory by the keys of before
+  return_not_told,         ///< that a device is back is told to no connection
+  returned_is_primary,     ///< what has come back counts as the NIC that first paths begin at
+  successor_by_name,       ///< what has the name of a device that is gone counts as the same NIC
+  one_before_kept,         ///< what was registered with a device that is gone is not taken back
+  gone_device_kept,        ///< a device that is gone stays open though nothing uses it
   last_receive_told,       ///< a lane is empty before anything proves that its queue pair has ended
   acknowledged_for_good,   ///< a chunk of an open message is lost with the device that took it
   told_ends_undialled,     ///< a stream is dialled again to the addresses of the handle only
