@@ -35,11 +35,13 @@ import perf_job  # pylint: disable=wrong-import-position
 
 
 class Kind:
-    """`steps`: commands of nha-nic, @ is the device, or a number of seconds to wait.  `shows`: a
-    word and the least number behind it that `show` must have afterwards, or the mode."""
+    """`steps`: commands of nha-nic, @ is the device, @1 the same host's other one, or a number of
+    seconds to wait.  `shows`: a word and the least number behind it that `show` must have
+    afterwards, or the mode.  `longer`: seconds that the job needs besides."""
 
-    def __init__(self, what, steps, shows=None, may_end=False):
+    def __init__(self, what, steps, shows=None, may_end=False, longer=0):
         self.what, self.steps, self.shows, self.may_end = what, steps, shows, may_end
+        self.longer = longer
 
 
 LOST = ("lost", 1)
@@ -62,6 +64,9 @@ KINDS = {
     "reset": Kind("reset: fatal, disassociated", [["reset", "@"]], ("mode", "reset")),
     "reset-back": Kind("reset, and back at once", [["reset", "@"], ["back", "@"]],
                        ("generation", 1)),
+    "reset-both": Kind("reset, and back after 0.5 s; then the other device for good",
+                       [["reset", "@"], 0.5, ["back", "@"], 3.0, ["reset", "@1"]],
+                       ("generation", 1), longer=6),
     "remove": Kind("graceful removal under load: memory goes before queue pairs",
                    [["remove", "@"]], ("revoked", 1)),
     "remove-slow": Kind("the same in 100 ms", [["remove", "@", "100"]], ("revoked", 1)),
@@ -79,7 +84,7 @@ MODES = {"inline": "0", "threads": "1"}
 
 
 class Job(perf_job.Network):
-    def __init__(self, options, folder, mode):
+    def __init__(self, options, folder, mode, seconds):
         super().__init__(options.build, folder)
         settings = f"state={self.state},devices=2" + (f",{options.nic}" if options.nic else "")
         environment = dict(
@@ -90,7 +95,7 @@ class Job(perf_job.Network):
         self.log = folder / "log"
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                [self.build / "bin/nha-flows", options.plugin, str(options.seconds), "262144",
+                [self.build / "bin/nha-flows", options.plugin, str(seconds), "262144",
                  "merged" if options.merged else "late" if options.late else ""],
                 stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
 
@@ -125,9 +130,11 @@ def run(options, name, mode, number):
     kind = KINDS[name]
     chance = random.Random(f"{options.seed} {name} {mode} {number}")
     device = f"{1 + number % 2}:0"
+    named = {"@": device, "@1": f"{device[0]}:1"}
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        job = Job(options, folder, mode)
+        seconds = options.seconds + kind.longer
+        job = Job(options, folder, mode, seconds)
         devices = [device] + ([f"{device[0]}:1"] if options.merged else [])
         # The receiver's sends a packet for a message, which says little of a slow host.
         if not all(job.await_data(f"1:{one[2:]}", 60) for one in devices):
@@ -138,9 +145,9 @@ def run(options, name, mode, number):
             if isinstance(step, float):
                 time.sleep(step)
             else:
-                job.nic([device if word == "@" else word for word in step])
+                job.nic([named.get(word, word) for word in step])
         over = bool(kind.steps) and job.process.poll() == 0  # before all of it was done
-        status, out = job.end(options.seconds + 90)
+        status, out = job.end(seconds + 90)
         if over or not happened(kind, job.show(device)):
             return None
         text = job.log.read_text(errors="replace")
