@@ -268,13 +268,19 @@ void PathFaults::lose_device(size_t host, size_t rail) {
     death.writes_for = up_to(pairs_, receives ? milliseconds(400) : death.gone_after);
     ++totals.devices_hung;
   }
+  const bool returns = !death.hangs && returns_.chance(0.6);
+  if (returns) {  // soon, as the traffic does not take long
+    death.gone_after = up_to(returns_, milliseconds(100));
+    death.writes_for = std::min(death.writes_for, death.gone_after);
+  }
   stage_.processes()[host]->nics[rail]->fail_for_good(death);
   ++totals.devices_lost;
   stage_.tell(fmt::format("process {}: device of rail {} {}, wrote for {} ms, is gone after {} ms",
                           host, rail, death.hangs ? "hangs" : "failed for good",
                           ms(death.writes_for), ms(death.gone_after)));
-  if (!death.hangs && returns_.chance(0.6)) {
-    bring_back_in(death.gone_after + milliseconds(1) + up_to(returns_, seconds(2)), host, rail);
+  if (returns) {
+    bring_back_in(death.gone_after + milliseconds(1) + up_to(returns_, milliseconds(500)), host,
+                  rail);
   }
 }
 
