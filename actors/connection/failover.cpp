@@ -114,7 +114,7 @@ const Error& Failover::reject(size_t lane, const Error& why) {
 }
 
 bool Failover::fail_busy(size_t lane, const Error& why) {
-  const bool busy = ha::is_busy(why) || ha::is_absence(why.sys);
+  const bool busy = ha::is_busy(why);
   if (busy) {
     paths_.lane(lane).path().fail(why);
   }

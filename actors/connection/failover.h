@@ -48,8 +48,8 @@ class Failover {
   /// Memory cannot be registered with a shadow's device: the lane fails, after the caller's turn,
   /// by the actor's own message.
   const Error& reject(size_t lane, const Error& why);
-  /// The same where its device does not refuse it, but takes long with something, as it may hang,
-  /// or is not there: its path fails.  False: it refuses.
+  /// The same where its device does not refuse it, but takes long with something: it may hang, and
+  /// its path fails.  False: it refuses.
   bool fail_busy(size_t lane, const Error& why);
   const Error& rejection() const { return rejection_; }  ///< the last one
   void count_rejected();
