@@ -59,6 +59,10 @@ struct RailPair {
   }
 };
 
+/// A device of that host has come back in place of the primary's: first paths stay down, and share
+/// no end with others any more.
+bool first_is_over(std::span<const Rail> rails);
+
 /// The pairs that may back the primaries up, best first.  A pair that shares an end with the
 /// primaries dies with it, so it comes after those that share none; another fabric than the
 /// primaries' is slower, so it comes after their own, and first the one that leads to everybody

@@ -22,29 +22,26 @@ const fabric::Registration& registration_of(void* mhandle) {
   return mhandle == nullptr ? none : *static_cast<const fabric::Registration*>(mhandle);
 }
 
-/// That of a connection which knows the memory by other keys; false: the log says why there is
-/// none.
-[[gnu::noinline, gnu::cold]] bool adapt(const Channel& channel,
-                                        fabric::Registration& registration) {
-  auto adapted = Process::instance().provider().adapt(registration, channel.attachment());
-  if (!adapted) {
-    static_cast<void>(report(adapted.error()));
-    return false;
+/// That of a connection which knows the memory by other keys, until the thread's next call; null,
+/// and the log says why there is none.
+[[gnu::noinline, gnu::cold]] const fabric::Registration* adapt(
+    const Channel& channel, const fabric::Registration& registration) {
+  thread_local fabric::Registration adapted;
+  auto made = Process::instance().provider().adapt(registration, channel.attachment());
+  if (!made) {
+    static_cast<void>(report(made.error()));
+    return nullptr;
   }
-  registration = *adapted;
-  return true;
+  adapted = *made;
+  return &adapted;
 }
 
-/// What regMr() returned, as this connection knows it; `own` is room for that.  Null: see adapt().
+/// What regMr() returned, as this connection knows it; null: see adapt().
 [[gnu::always_inline]] inline const fabric::Registration* known_to(const Channel& channel,
-                                                                   void* mhandle,
-                                                                   fabric::Registration& own) {
+                                                                   void* mhandle) {
   const fabric::Registration& registration = registration_of(mhandle);
-  if (fabric::Provider::fits(registration, channel.attachment())) [[likely]] {
-    return &registration;
-  }
-  own = registration;
-  return adapt(channel, own) ? &own : nullptr;
+  return fabric::Provider::fits(registration, channel.attachment()) ? &registration
+                                                                    : adapt(channel, registration);
 }
 
 Comm* any_comm(void* comm) {
@@ -232,8 +229,7 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
       send_eager(*send, place, {data, size, tag, mhandle, phandle}, request)) {
     return abi::NcclResult::success;
   }
-  fabric::Registration own;
-  const fabric::Registration* registration = known_to(channel, mhandle, own);
+  const fabric::Registration* registration = known_to(channel, mhandle);
   if (registration == nullptr) [[unlikely]] {
     return abi::NcclResult::system_error;
   }
@@ -288,9 +284,9 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   slot->count = static_cast<uint8_t>(n);
   slot->polled = may_be_polled;
   for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-    fabric::Registration own;
-    const fabric::Registration* registration = known_to(channel, mhandles[i], own);
+    const fabric::Registration* registration = known_to(channel, mhandles[i]);
     if (registration == nullptr) [[unlikely]] {
+      channel.release(*slot);
       return abi::NcclResult::system_error;
     }
     slot->buffers[i] = {static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
@@ -341,9 +337,9 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
     NHA_LOG_ERROR("iflush: more than {} flushes at once", flushes_max);
     return abi::NcclResult::internal_error;
   }
-  fabric::Registration own;
-  const fabric::Registration* registration = known_to(channel, mhandles[last], own);
+  const fabric::Registration* registration = known_to(channel, mhandles[last]);
   if (registration == nullptr) [[unlikely]] {
+    channel.release(*slot);
     return abi::NcclResult::system_error;
   }
   slot->buffers[0] = {static_cast<std::byte*>(data[last]), 0, registration->remote_key, 0,

@@ -445,7 +445,14 @@ std::vector<size_t> PathSet::renew_places() {
     while (at < places_.size() && (kept[at] || !may_become(at, place))) {
       ++at;
     }
-    if (at == places_.size() && at == ha::rails_max) {
+    if (at == places_.size() && at == ha::rails_max && place.at.incarnation != 0) {
+      // Rather than one of another fabric, the last of which comes last.
+      const auto other = std::find_if(places_.rbegin(), places_.rend(), [&](const auto& one) {
+        return one.at.kind != state_.attachment.kind;
+      });
+      at = other == places_.rend() ? at : static_cast<size_t>(places_.rend() - other) - 1;
+    }
+    if (at == ha::rails_max) {
       continue;  // for more there is no room
     }
     places_.resize(std::max(places_.size(), at + 1));

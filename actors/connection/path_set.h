@@ -151,6 +151,10 @@ class PathSet {
   std::vector<ha::Rail> rails() const;
   /// Of the primaries or of a rail.
   bool is_own(size_t place) const;
+  /// The device that its path began at is gone for good, and another one in its place.
+  bool is_over(const Lane& lane) const {
+    return state_.provider.live_at(lane.at.device, lane.at.kind).incarnation != lane.at.incarnation;
+  }
   /// Another fabric than the connection's own.
   bool is_fallback(const Lane& lane) const {
     return lane.shadow && lane.at.kind != state_.attachment.kind;

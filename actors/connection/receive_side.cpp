@@ -230,6 +230,10 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
 
 void ReceiveSide::send_welcome(const Hello& hello) {
   paths_.find_places();
+  // Rails are at devices as they are by now: Provider::adapt.
+  fabric::Attachment& at = state_.attachment;
+  at.returns = state_.provider.live_at(at.device, at.kind).returns;
+  endpoint_->channel.move_to(at, state_.devices);
   const auto shadows = static_cast<uint8_t>(state_.context->config().shadow_paths);
   Welcome welcome;
   welcome.version = state_.version;

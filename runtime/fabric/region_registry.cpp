@@ -87,16 +87,14 @@ Result<RegionKeys> RegionRegistry::on_other(const OpenedDevice& at, uint32_t key
     return known->second->has_value() ? **known->second : await(Made(known->second), who, lock);
   }
   std::vector<std::pair<Elsewhere, RegionKeys>> over;
-  std::erase_if(entry->elsewhere, [&](const auto& one) {
-    const bool before = one.first.at.device == other.at.device &&
-                        one.first.domain == other.domain &&
-                        one.first.at.incarnation < other.at.incarnation &&
-                        one.second->has_value() && (**one.second)->handle != 0;
-    if (before) {
-      over.emplace_back(one.first, ***one.second);
+  for (auto& [before, known] : entry->elsewhere) {
+    const bool earlier = before.at.device == other.at.device && before.domain == other.domain &&
+                         before.at.incarnation < other.at.incarnation && known->has_value();
+    if (earlier && (**known)->handle != 0) {
+      over.emplace_back(before, ***known);
+      (**known)->handle = 0;  // connections may know the memory by these keys
     }
-    return before;
-  });
+  }
   const auto made = std::make_shared<std::optional<Result<RegionKeys>>>();
   const auto place = entry->elsewhere.emplace(other, made).first;
   const RegionOrigin origin = entry->origin;

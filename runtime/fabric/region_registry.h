@@ -70,8 +70,8 @@ class RegionRegistry {
   }
   /// The keys at `other` of what `at` knows by a local or a remote key; `make` registers it the
   /// first time, and who asks meanwhile waits for that and hears the same; a worker, which others
-  /// need, for worker_patience at most (timed_out, EBUSY).  `take_back`: of nobody's any more, as
-  /// are those of earlier incarnations of `other` from then on.
+  /// need, for worker_patience at most (timed_out, EBUSY).  `take_back`: of nobody's any more.
+  /// Those of earlier incarnations of `other` are names only from then on.
   using Make = std::function<Result<RegionKeys>(const RegionOrigin& origin)>;
   using TakeBack = std::function<void(const Elsewhere& there, const RegionKeys& keys)>;
   Result<RegionKeys> on_other(const OpenedDevice& at, uint32_t key, bool key_is_local,

@@ -149,6 +149,7 @@ enum class Mutation : uint16_t {
   dead_device_asked,       ///< memory is registered with a device that has failed
   worker_gets_names,       ///< the peer is told a name of memory that the dead device does not know
   keys_of_one_before,      ///< a device that is back is taken to know memory by the keys of before
+  returned_comes_last,     ///< a NIC that is back shares its end with first paths that stay down
   return_not_told,         ///< that a device is back is told to no connection
   returned_is_primary,     ///< what has come back counts as the NIC that first paths begin at
   successor_by_name,       ///< what has the name of a device that is gone counts as the same NIC

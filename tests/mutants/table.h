@@ -205,6 +205,8 @@ inline constexpr Planted all_planted[] = {
                 "Hosts/DeviceDeaths.AWorkerGetsNoNamesOfADeviceThatFailed/senders"),
     NHA_CHECKED(keys_of_one_before,
                 "Hosts/DeviceReturns.KeysOfOneIncarnationAreRefusedByAnother/senders"),
+    NHA_CHECKED(returned_comes_last,
+                "Shadow.ADeviceThatHasComeBackInPlaceOfThePrimarysSharesNoEnd"),
     NHA_CHECKED(return_not_told,
                 "Hosts/DeviceReturns.ALaterDeathOfTheOtherDeviceIsSurvived/senders"),
     NHA_CHECKED(returned_is_primary,

@@ -132,6 +132,26 @@ TEST_P(DeviceReturns, ADeviceThatIsBackStandsByWhereTwoMay) {
   EXPECT_LT(pair.world().now() - died, milliseconds(600));
 }
 
+// Datagrams come first where nothing else works, and make room for what has come back.
+TEST_P(DeviceReturns, ADeviceThatIsBackComesBeforeDatagrams) {
+  const ErrorsOnly quiet;
+  SimPair pair(8, {}, settings(), {.rails = 2, .rdma = true, .spare = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  pass(pair, milliseconds(100));
+  EXPECT_EQ(transfer(pair, 3, [&] { reset(pair, 0); }), "");
+  pass(pair, seconds(3));
+  EXPECT_EQ(transfer(pair, 4, [&] { reset(pair, 1); }), "");
+  const uint64_t slow = carried(pair, 2);
+  EXPECT_EQ(transfer(pair, 5, [] {}), "");
+  EXPECT_GT(carried(pair, 2), slow + 1'000'000) << "datagrams do not carry it";
+  bring_back(pair, 0);
+  pass(pair, seconds(60));
+  const uint64_t before = carried(pair, 0);
+  EXPECT_EQ(transfer(pair, 6, [] {}), "");
+  EXPECT_GT(carried(pair, 0), before + 1'000'000);
+  EXPECT_EQ(pair.send_channel().phase(), Phase::ready);
+}
+
 TEST_P(DeviceReturns, TheOnlyDeviceOfAHostIsAwaited) {
   const ErrorsOnly quiet;
   SimPair pair(4, {}, settings(), {.rails = 1, .rdma = true});

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -101,7 +102,11 @@ TEST_F(RegionBookTest, WhatComesInPlaceOfADeviceHasKeysOfItsOwn) {
   EXPECT_EQ(from_[0].at, second);
   EXPECT_EQ(taken_back_[0].handle, 72U);
   EXPECT_EQ(on_other(third, 81, false, {1, 0}, make(90))->local_key, 90U);
-  EXPECT_EQ(book_.remove(first, 10).size(), 2U);
+  EXPECT_EQ(on_other(second, 70, true, {third, 0}, make(60))->local_key, 80U) << "again";
+  EXPECT_EQ(on_other(second, 71, false, {1, 0}, make(60))->local_key, 90U);
+  const auto left = book_.remove(first, 10);
+  EXPECT_EQ(std::ranges::count_if(left, [](const auto& one) { return one.second.handle != 0; }), 2)
+      << "what was taken back is not taken back twice";
   EXPECT_FALSE(on_other(third, 80, true, {1, 0}, make(100)));
 }
 

@@ -39,6 +39,11 @@ TEST(Successor, OfSeveralWithOneGuidIsTheOneInItsSlot) {
   EXPECT_EQ(found({{"mlx5_0", 0xB1, other_slot}, {"mlx5_1", 0xB1, before.pci_path}}), 1U);
 }
 
+TEST(Successor, OfSeveralInOneSlotIsTheOneWithItsName) {
+  const NicIdentity on_vlan{"rxe1", 0x52, ""};
+  EXPECT_EQ(successor_of(on_vlan, std::vector<NicIdentity>{{"rxe0", 0x52, ""}, on_vlan}), 1U);
+}
+
 TEST(Successor, WithoutAGuidIsTheOneWithItsNameInItsSlot) {
   EXPECT_EQ(found({{"mlx5_0", 0, other_slot}, {"mlx5_1", 0, before.pci_path}}), 1U);
   const NicIdentity software{"rxe0", 0, ""};

@@ -186,9 +186,11 @@ class DeviceMemory final : public OwnMemory {
 
 }  // namespace
 
-void GoneDevices::add(std::shared_ptr<Device> device) {
+void GoneDevices::add(const std::shared_ptr<Device>& device) {
   std::lock_guard lock(mutex_);
-  devices_.push_back(std::move(device));
+  if (std::ranges::find(devices_, device) == devices_.end()) {
+    devices_.push_back(device);
+  }
 }
 
 std::shared_ptr<Device> GoneDevices::find(const ibv_context* context) const {
@@ -201,6 +203,7 @@ std::shared_ptr<Device> GoneDevices::find(const ibv_context* context) const {
 void GoneDevices::end_unused() {
   std::vector<std::shared_ptr<Device>> unused;  // ends after the lock
   std::lock_guard lock(mutex_);
+  unused.reserve(devices_.size());
   const auto rest = std::ranges::partition(
       devices_, [](const auto& device) { return device.use_count() > 1 || !device->unused(); });
   std::ranges::move(rest, std::back_inserter(unused));
@@ -414,7 +417,6 @@ void HostPorts::replace(const std::vector<size_t>& ports, const std::vector<Usab
   {
     std::lock_guard lock(mutex_);
     ++returns_;
-    std::shared_ptr<Device> before;
     for (const size_t port : ports) {
       const auto its = std::ranges::find_if(
           found, [&](const UsablePort& one) { return one.info.port == facts_[port].port; });
@@ -422,15 +424,16 @@ void HostPorts::replace(const std::vector<size_t>& ports, const std::vector<Usab
         continue;
       }
       Present& now = present_[port];
-      before = std::exchange(now.usable, *its).device;
+      UsablePort next = *its;
+      gone_->add(now.usable.device);  // with what is registered there
+      now.usable = std::move(next);
       now.incarnation = returns_;
       if (const IpAddress address = address_of(its->info); address.family != 0) {
         now.address = address;
       }
-      back.push_back(nic_name(facts_[port]));
-    }
-    if (before) {
-      gone_->add(std::move(before));
+      if (its->info.active) {
+        back.push_back(nic_name(facts_[port]));
+      }
     }
   }
   // First where paths may begin and end now, then that it is worth a try.

@@ -21,7 +21,7 @@ class Port;
 /// Devices that are gone, for what still has memory or paths there.  Any thread.
 class GoneDevices {
  public:
-  void add(std::shared_ptr<Device> device);
+  void add(const std::shared_ptr<Device>& device);
   /// Null: it is none of them.
   std::shared_ptr<Device> find(const ibv_context* context) const;
   /// Ends those that nothing needs any more, by control verbs.

@@ -24,13 +24,19 @@ std::optional<size_t> successor_of(const NicIdentity& before, std::span<const Ni
     return one.guid != 0 && one.guid == before.guid;
   };
   const auto same_slot = [&](const NicIdentity& one) { return one.pci_path == before.pci_path; };
-  auto found = first([&](const auto& one) { return same_guid(one) && same_slot(one); });
+  const auto same_name = [&](const NicIdentity& one) { return one.name == before.name; };
+  // Software devices over one interface, and parts of one, may share their GUID.
+  auto found =
+      first([&](const auto& one) { return same_guid(one) && same_slot(one) && same_name(one); });
+  if (!found) {
+    found = first([&](const auto& one) { return same_guid(one) && same_slot(one); });
+  }
   if (!found) {
     found = first(same_guid);
   }
   if (!found) {
     found = first([&](const auto& one) {
-      return (one.guid == 0 || before.guid == 0) && same_slot(one) && one.name == before.name;
+      return (one.guid == 0 || before.guid == 0) && same_slot(one) && same_name(one);
     });
   }
   return found;
