@@ -148,7 +148,10 @@ def run(options, name, mode, number):
                 job.nic([named.get(word, word) for word in step])
         over = bool(kind.steps) and job.process.poll() == 0  # before all of it was done
         status, out = job.end(seconds + 90)
-        if over or not happened(kind, job.show(device)):
+        second = named["@1"] if any("@1" in step for step in kind.steps
+                                    if not isinstance(step, float)) else None
+        if over or not happened(kind, job.show(device)) or \
+                (second and job.show(second)["mode"] != "reset"):
             return None
         text = job.log.read_text(errors="replace")
         verdict = {0: "went on", None: "hung", 3: "hung"}.get(

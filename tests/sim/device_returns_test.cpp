@@ -152,6 +152,18 @@ TEST_P(DeviceReturns, ADeviceThatIsBackComesBeforeDatagrams) {
   EXPECT_EQ(pair.send_channel().phase(), Phase::ready);
 }
 
+// Its descriptors tell, which no actor has read.
+TEST_P(DeviceReturns, AResetBeforeTheFirstConnectionIsFoundOutByThat) {
+  const ErrorsOnly quiet;
+  SimPair pair(9, {}, settings(), {.rails = 2, .rdma = true});
+  reset(pair, 0);
+  pass(pair, seconds(1));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  bring_back(pair, 0);
+  pass(pair, seconds(3));
+  EXPECT_EQ(transfer(pair, 9, [&] { reset(pair, 1); }), "");
+}
+
 TEST_P(DeviceReturns, TheOnlyDeviceOfAHostIsAwaited) {
   const ErrorsOnly quiet;
   SimPair pair(4, {}, settings(), {.rails = 1, .rdma = true});

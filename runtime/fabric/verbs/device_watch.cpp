@@ -15,6 +15,8 @@ constexpr unsigned events_per_turn = 32;
 constexpr Duration look_interval = std::chrono::milliseconds(20);
 constexpr uint32_t looks_often = 3000;
 constexpr Duration interval_later = std::chrono::seconds(1);
+/// For a device that has not come back for long.
+constexpr Duration interval_much_later = std::chrono::seconds(5);
 
 }  // namespace
 
@@ -62,6 +64,10 @@ void DeviceWatch::start(Context& context) {
 void DeviceWatch::begin() {
   if (device_->health.level() == DeviceHealth::Level::gone) {
     await_return();
+    return;
+  }
+  if (device_->taken_away()) {
+    on_gone();
     return;
   }
   auto watch = context_->streams().watch_fd(device_->context()->async_fd, this);
@@ -149,8 +155,11 @@ void DeviceWatch::await_return() {
     follow(found);
     return;
   }
-  const bool soon = search_->under_way() && ++looks_ <= looks_often;
-  context_->timers().arm(timer_, context_->now() + (soon ? look_interval : interval_later));
+  ++looks_;
+  const Duration wait = looks_ > looks_often   ? interval_much_later
+                        : search_->under_way() ? look_interval
+                                               : interval_later;
+  context_->timers().arm(timer_, context_->now() + wait);
 }
 
 void DeviceWatch::follow(const std::vector<UsablePort>& found) {

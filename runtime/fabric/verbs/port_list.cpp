@@ -169,6 +169,11 @@ std::vector<UsablePort> open_successor(const Library& library, const NicIdentity
   for (PortInfo& info : opening.ports) {
     sort_in(any, opening.device, std::move(info), list);
   }
+  for (const auto* notes : {&opening.notes, &list.notes}) {
+    for (const std::string& note : *notes) {
+      NHA_LOG_WARN_LIMITED("RDMA device {} is not used again yet: {}", before.name, note);
+    }
+  }
   // Those that follow are heard of by the device's events.
   for (std::vector<PortInfo>* later : {&list.down, &list.without_gid}) {
     for (PortInfo& info : *later) {
