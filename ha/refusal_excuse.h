@@ -12,10 +12,11 @@ namespace nccl_ha::ha {
 /// is removed in order says the same for a moment: the kernel ends memory regions before queue
 /// pairs, as they are younger (Linux, uverbs_destroy_ufile_hw()).  What was refused goes again over
 /// the next path, so that a wrong key is refused there too; a device that is removed has no next
-/// path.  So the first refusal is excused, and with it those of all paths that there were by then:
-/// one removal may meet several.  On a path that was made since it is final, unless a transfer was
-/// done meanwhile: then it is another removal.  A transfer whose key is wrong is never done, and
-/// those beside it are few, so that it comes to an end.  One thread.
+/// path.  A relayed path that ends in datagrams says it too, of the first memory of a GPU; the next
+/// one ends otherwise.  So the first refusal is excused, and with it those of all paths that there
+/// were by then: one cause may meet several.  On a path that was made since it is final, unless a
+/// transfer was done meanwhile: then it is another cause.  A transfer whose key is wrong is never
+/// done, and those beside it are few, so that it comes to an end.  One thread.
 class RefusalExcuse {
  public:
   /// The path of `lane` ended so.  `epochs`: of the paths of all lanes, each of which has another

@@ -52,9 +52,8 @@ class HopSource {
   /// error: by none.
   virtual Result<fabric::RegionKeys> keys_of(const HopPlace& place, uint64_t domain,
                                              uint32_t key) = 0;
-  /// Provider::has_gpu_memory() and gpu_registrations().
+  /// As Provider::has_gpu_memory() has it.
   virtual bool has_gpu_memory(uint64_t domain) const = 0;
-  virtual uint64_t gpu_registrations() const = 0;
   /// That programs register theirs with, and direct hops know.
   virtual fabric::Memory& memory() = 0;
 };

@@ -17,19 +17,11 @@ Result<std::shared_ptr<PathEndpoints>> PathEndpoints::of(Context& context,
   return made;
 }
 
-void PathEndpoints::tell_gpu_memory(uint64_t domain) {
-  for (const auto& [token, entry] : members_) {
-    if (entry.domain == domain) {
-      entry.member->on_gpu_memory();
-    }
-  }
-}
-
-Secret PathEndpoints::enter(Member* member, uint64_t domain) {
+Secret PathEndpoints::enter(Member* member) {
   Secret token;
   do {
     token = context_.secrets().draw();
-  } while (!members_.emplace(token, Entry{member, domain}).second);
+  } while (!members_.emplace(token, member).second);
   return token;
 }
 
@@ -42,7 +34,7 @@ void PathEndpoints::on_request(std::unique_ptr<SessionStream> stream, SetupReque
     stream->close();
     return;
   }
-  found->second.member->on_request(std::move(stream), std::move(request));
+  found->second->on_request(std::move(stream), std::move(request));
 }
 
 }  // namespace nccl_ha::relay

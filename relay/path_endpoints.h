@@ -16,8 +16,6 @@ class PathEndpoints final : private SessionAcceptor::Handler {
   class Member {
    public:
     virtual void on_request(std::unique_ptr<SessionStream> stream, SetupRequest request) = 0;
-    /// Its connection has memory of a GPU now: a path whose hop does not reach that ends.
-    virtual void on_gpu_memory() = 0;
 
    protected:
     ~Member() = default;
@@ -27,9 +25,7 @@ class PathEndpoints final : private SessionAcceptor::Handler {
 
   uint16_t port() const { return acceptor_->port(); }
   /// The token that the member's requests have.
-  Secret enter(Member* member, uint64_t domain);
-  /// Tells the members of that domain; none of them calls leave() meanwhile.
-  void tell_gpu_memory(uint64_t domain);
+  Secret enter(Member* member);
   void leave(Secret token) { members_.erase(token); }
 
  private:
@@ -39,11 +35,7 @@ class PathEndpoints final : private SessionAcceptor::Handler {
   Context& context_;
   SessionKeys keys_;
   std::unique_ptr<SessionAcceptor> acceptor_;
-  struct Entry {
-    Member* member = nullptr;
-    uint64_t domain = 0;
-  };
-  std::map<Secret, Entry> members_;  ///< by token
+  std::map<Secret, Member*> members_;  ///< by token
 };
 
 }  // namespace nccl_ha::relay

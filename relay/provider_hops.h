@@ -34,7 +34,6 @@ class ProviderHops final : public HopSource {
     return provider_.keys_in_domain(place.at, domain, key);
   }
   bool has_gpu_memory(uint64_t domain) const override { return provider_.has_gpu_memory(domain); }
-  uint64_t gpu_registrations() const override { return provider_.gpu_registrations(); }
   fabric::Memory& memory() override { return provider_.memory(); }
 
  private:

@@ -16,7 +16,6 @@ using fabric::PathState;
 constexpr uint64_t acks_together = 8;
 
 Errc RelayPath::post_write(const fabric::WritePost& post) {
-  mind_gpu_memory();
   if (state_ == PathState::error) {
     return Errc::closed;
   }
@@ -43,22 +42,6 @@ Errc RelayPath::post_flush(const fabric::FlushPost& post) {
     return Errc::closed;
   }
   return line_.place().direct ? Errc::invalid_usage : line_.post_flush(post, options_.domain);
-}
-
-/// Memory of a GPU was registered since, which a peer is told of by a path of the connection at the
-/// earliest: none of them goes on over a hop that does not reach it.
-void RelayPath::mind_gpu_memory() {
-  const uint64_t now = traits_.reaches_gpu_memory ? hops_.gpu_registrations() : 0;
-  if (now != std::exchange(told_.gpu_registrations, now) && insists()) {
-    endpoints_->tell_gpu_memory(options_.domain);
-  }
-}
-
-void RelayPath::on_gpu_memory() {
-  if (line_.path() != nullptr && !line_.place().reaches_gpu) {
-    break_path(CompletionStatus::retry_exceeded, 0,
-               nccl_ha::fail(Errc::remote, "a path is made anew that reaches memory of a GPU"));
-  }
 }
 
 void RelayPath::failure_domains(fabric::FailureDomains& domains) const {

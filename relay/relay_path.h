@@ -107,8 +107,6 @@ class RelayPath final : public fabric::Path,
   bool on_frame(uint32_t slot);
   bool on_outcome(MessageReceiver::Outcome outcome);
   void refuse_write();
-  void mind_gpu_memory();
-  void on_gpu_memory() override;
 
   void ack();
   void owe_ack();
@@ -144,7 +142,6 @@ class RelayPath final : public fabric::Path,
   struct Told {
     uint64_t delivered = 0;
     uint64_t posted = 0;
-    uint64_t gpu_registrations = 0;  ///< that it has minded
     Timer later;
   };
   Told told_;

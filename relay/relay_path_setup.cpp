@@ -42,8 +42,8 @@ Result<std::unique_ptr<RelayPath>> RelayPath::make(Context& context, HopSource& 
     return endpoints.error();
   }
   made->endpoints_ = std::move(*endpoints);
-  made->local_ = {own.self, made->endpoints_->port(),
-                  made->endpoints_->enter(made.get(), options.domain), own.keys.own()};
+  made->local_ = {own.self, made->endpoints_->port(), made->endpoints_->enter(made.get()),
+                  own.keys.own()};
   made->address_ = encode(made->local_);
   return made;
 }

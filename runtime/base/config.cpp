@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <utility>
@@ -69,6 +70,22 @@ std::string roff(std::string_view text) {
     out += c == '-' ? "\\-" : std::string(1, c);
   }
   return out;
+}
+
+/// A paragraph in lines of at most 100 columns.
+std::string filled(std::string_view text) {
+  constexpr size_t columns_max = 100;
+  std::string out;
+  size_t column = 0;
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    text.remove_prefix(std::min(text.size(), word.size() + 1));
+    const bool fits = column + 1 + word.size() <= columns_max;
+    out += column == 0 ? "" : fits ? " " : "\n";
+    out += word;
+    column = column == 0 || !fits ? word.size() : column + 1 + word.size();
+  }
+  return out + "\n";
 }
 
 void warn_unknown(const Environment& environment, std::vector<std::string>* warnings) {
@@ -206,10 +223,12 @@ std::string configuration_man_page() {
       ".\\\" Made by nccl-ha info --man.\n"
       ".TH NCCL-HA 7 \"@NHA_DATE@\" \"nccl-ha @PROJECT_VERSION@\" \"Environment\"\n"
       ".SH NAME\nnccl\\-ha \\- environment variables of the network plugin for NCCL\n"
-      ".SH DESCRIPTION\n"
+      ".SH DESCRIPTION\n";
+  out += filled(
       "libnccl\\-net\\-ha.so reads its settings once, when NCCL initialises it. A bad value is an "
       "error that names variable, value and range; an unknown name with one of the plugin's "
-      "prefixes is a warning.\n"
+      "prefixes is a warning.");
+  out +=
       ".B nccl\\-ha info \\-\\-env\n"
       "shows every setting with its value and where the value comes from.\n"
       ".PP\nAn alias means the same as the name; where both are set, the name counts.\n";
@@ -219,8 +238,8 @@ std::string configuration_man_page() {
       topic = view.topic;
       out += ".SS " + roff(topic) + "\n";
     }
-    out += fmt::format(".TP\n.B {}\n{}.\nDefault {}, range {}{}{}.\n", view.name,
-                       roff(meaning_text(view)),
+    out += fmt::format(".TP\n.B {}\n{}Default {}, range {}{}{}.\n", view.name,
+                       filled(roff(meaning_text(view)) + "."),
                        view.default_value.empty() ? "(empty)" : roff(view.default_value),
                        roff(view.range), view.unit.empty() ? "" : " ", view.unit);
   }

@@ -111,8 +111,7 @@ void Engine::run_thread(WorkerSlot& slot, WorkerInfo info) {
   recorder.record(TraceEvent::worker_started, 0, index, static_cast<uint64_t>(info.cpu),
                   clock_.now());
   slot.busy.store(false, std::memory_order_release);
-  IdlePolicy idle(std::chrono::microseconds(config_.idle_spin_us),
-                  std::chrono::microseconds(config_.idle_yield_us));
+  IdlePolicy idle(config_);
   while (!stopping_.load(std::memory_order_seq_cst)) {
     drive(slot, idle);
     stand_by(slot);

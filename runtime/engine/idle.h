@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/config.h"
 
 namespace nccl_ha {
 
@@ -19,6 +20,9 @@ class IdlePolicy {
   /// Spins for `spin` after the last work, then yields the processor for `yield` or what its
   /// turns allow of it, then sleeps.
   IdlePolicy(Duration spin, Duration yield) : spin_(spin), yield_(yield) {}
+  explicit IdlePolicy(const Config& config)
+      : IdlePolicy(std::chrono::microseconds(config.idle_spin_us),
+                   std::chrono::microseconds(config.idle_yield_us)) {}
 
   Step next(bool worked, Instant now) {
     if (worked) {

@@ -396,7 +396,6 @@ Result<Registration> Provider::add_gpu_memory(const Attachment& at, uint64_t dom
     static_cast<void>(remove_memory(made));
     return there.error();
   }
-  gpu_registrations_.fetch_add(1, std::memory_order_release);
   return made;
 }
 
@@ -449,18 +448,27 @@ Result<RegionKeys> Provider::on_other(const OpenedDevice& at, uint32_t key, bool
                            });
 }
 
+/// A name does for the device that a caller asked for itself; a peer would write by it.
+Result<RegionKeys> Provider::add_there(const Attachment& other, const RegionOrigin& origin,
+                                       Waits who) {
+  if (origin.not_kept != 0) {
+    return descriptor_not_kept(origin.not_kept);
+  }
+  auto keys = factory(other).add_memory(other, origin, who);
+  return keys && keys->handle == 0
+             ? fail(Errc::system, fmt::format("{} has failed", device(other).name), ENODEV)
+             : keys;
+}
+
 Result<RegionKeys> Provider::keys_in_domain(const Attachment& other, uint64_t domain,
                                             uint32_t key) {
   const auto make = [&](const RegionOrigin& origin) -> Result<RegionKeys> {
     if (origin.domain != domain) {
       return fail(Errc::invalid_argument, "a memory key of another connection");
     }
-    if (origin.not_kept != 0) {
-      return descriptor_not_kept(origin.not_kept);
-    }
     RegionOrigin there = origin;
     there.domain = domain;
-    auto made = factory(other).add_memory(other, there, Waits::worker);
+    auto made = add_there(other, there, Waits::worker);
     if (!made && !origin.gpu && made.error().code != Errc::timed_out) {
       NHA_LOG_WARN_LIMITED("what {} does not reach is copied: {}", device(other).name,
                            made.error().message());
@@ -491,15 +499,8 @@ Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, c
   const auto elsewhere = at_device ? RegionRegistry::Elsewhere{other.opened(), 0}
                                    : RegionRegistry::Elsewhere{own_table, domain};
   const auto make = [&](const RegionOrigin& origin) -> Result<RegionKeys> {
-    if (origin.not_kept != 0) {
-      return descriptor_not_kept(origin.not_kept);
-    }
     if (at_device) {
-      auto there = factory(other).add_memory(other, origin, who);
-      // A name does for the device that a caller asked for itself; a peer would write by it.
-      return there && there->handle == 0
-                 ? fail(Errc::system, fmt::format("{} has failed", device(other).name), ENODEV)
-                 : there;
+      return add_there(other, origin, who);
     }
     if (origin.gpu) {
       return fail(Errc::invalid_usage, fmt::format("{} cannot reach GPU memory", text(other.kind)));

@@ -102,8 +102,6 @@ class Provider {
   /// Any thread.  A connection of that domain has memory of a GPU which only devices may touch:
   /// what the processor would carry to or from there fails.
   bool has_gpu_memory(uint64_t domain);
-  /// Any thread.  Grows when that may have changed.
-  uint64_t gpu_registrations() const { return gpu_registrations_.load(std::memory_order_acquire); }
   /// Before the first path: how a DMA-BUF descriptor is duplicated; -1 with errno where it is not.
   void use_duplicate(std::function<int(int fd)> duplicate) { duplicate_ = std::move(duplicate); }
   /// The rails of a connection of that kind whose peer may use all of `devices`.
@@ -155,6 +153,7 @@ class Provider {
   const NetDevice& device(const Attachment& at) const { return host_.devices[at.device]; }
   Registration registration_at(const Attachment& at, bool host, const RegionKeys& keys) const;
   Result<Registration> add_gpu_memory(const Attachment& at, uint64_t domain, RegionOrigin origin);
+  Result<RegionKeys> add_there(const Attachment& other, const RegionOrigin& origin, Waits who);
   void keep_descriptor(RegionOrigin& origin) const;
   void remove_elsewhere(const OpenedDevice& at, uint32_t local_key,
                         const std::shared_ptr<void>& keep);
@@ -173,13 +172,12 @@ class Provider {
   std::vector<std::unique_ptr<PathFactory>> kinds_;
   std::function<int(int)> duplicate_;
   RegionRegistry regions_;
-  std::atomic<uint64_t> gpu_registrations_{0};  ///< in the own table
-  bool keeps_regions_ = false;                  ///< a connection may need memory on another device
-  bool keeps_own_ = false;                      ///< or what is in the own table on a device
-  bool forced_ = false;                         ///< fabric_is_forced
-  bool flushes_always_ = false;                 ///< HA_NCCL_IB_FLUSH
-  std::string ifname_;                          ///< HA_NCCL_IFNAME
-  std::string family_;                          ///< HA_NCCL_SOCKET_FAMILY
+  bool keeps_regions_ = false;   ///< a connection may need memory on another device
+  bool keeps_own_ = false;       ///< or what is in the own table on a device
+  bool forced_ = false;          ///< fabric_is_forced
+  bool flushes_always_ = false;  ///< HA_NCCL_IB_FLUSH
+  std::string ifname_;           ///< HA_NCCL_IFNAME
+  std::string family_;           ///< HA_NCCL_SOCKET_FAMILY
   std::atomic<Look> look_{Look::none};
   std::unique_ptr<Errands> errands_;  ///< last: they use the rest; of who has set `look_`
 };

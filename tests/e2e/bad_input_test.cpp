@@ -369,9 +369,9 @@ TEST_F(BadInput, JsonIsOneDocumentWhateverGoesWrong) {
 
 TEST_F(BadInput, AFullDiskIsNoticed) {
   for (const char* words :
-       {"info --env", "info --markdown", "check --json", "check", "--help", "lab list --help",
-        "--version", "info --env --json", "stat", "stat --json --interval 0.05", "trace --help",
-        "report --help", "tune --help"}) {
+       {"info", "info --env", "info --markdown", "check --json", "check", "--help",
+        "lab list --help", "--version", "info --env --json", "stat", "stat --json --interval 0.05",
+        "trace --help", "report --help", "tune --help"}) {
     SCOPED_TRACE(words);
     std::vector<std::string> command{"-c", R"("$0" "$@" > /dev/full)", NHA_TOOL_FILE};
     for (const std::string& word : words_of(words)) {
@@ -380,6 +380,7 @@ TEST_F(BadInput, AFullDiskIsNoticed) {
     const ToolRun run = run_program("/bin/sh", command);
     EXPECT_EQ(run.status, 2);
     EXPECT_NE(run.err.find("No space left on device"), std::string::npos) << run.err;
+    EXPECT_EQ(run.err.find("a mistake of this program"), std::string::npos) << run.err;
   }
 }
 

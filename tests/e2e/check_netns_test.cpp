@@ -17,12 +17,14 @@ namespace {
 using nlohmann::json;
 
 ToolRun lab_check(const std::string& topology, const std::string& script,
-                  const std::vector<std::string>& arguments = {}) {
+                  const std::vector<std::string>& arguments = {},
+                  const std::vector<std::string>& of_lab = {}) {
   std::vector<std::string> all{
       "lab", "run", topology, "-q", "--env", "HA_NCCL_FABRIC=datagram", "--timeout", "100"};
   if (!script.empty()) {
     all.insert(all.end(), {"--script", script});
   }
+  all.insert(all.end(), of_lab.begin(), of_lab.end());
   all.insert(all.end(), {"--", "nccl-ha", "check", "--patience", "3"});
   all.insert(all.end(), arguments.begin(), arguments.end());
   return run_program(NHA_TOOL_FILE, all);
@@ -36,7 +38,9 @@ TEST(Check, AGoodNetworkIsGood) {
 }
 
 TEST(Check, NamesTheRailThatIsCut) {
-  const ToolRun run = lab_check("pair", "0s cut rail1 --silent");
+  // The plugin stays loaded where dumps have a folder, and is to see the second rail all the same.
+  const ToolRun run =
+      lab_check("pair", "0s cut rail1 --silent", {}, {"--env", "HA_NCCL_TRACE_DIR=/tmp"});
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_NE(run.out.find("error: h1 and h2 on rail1: "), std::string::npos) << run.out;
   EXPECT_NE(run.out.find("198.18.1."), std::string::npos) << "says which addresses: " << run.out;

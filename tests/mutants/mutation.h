@@ -147,7 +147,6 @@ enum class Mutation : uint16_t {
   refusals_excused,        ///< and never, however often it comes again
   dead_channel_waited,     ///< who sleeps does so on a channel that the kernel has closed
   dead_device_asked,       ///< memory is registered with a device that has failed
-  worker_gets_names,       ///< the peer is told a name of memory that the dead device does not know
   keys_of_one_before,      ///< a device that is back is taken to know memory by the keys of before
   returned_comes_last,     ///< a NIC that is back shares its end with first paths that stay down
   return_not_told,         ///< that a device is back is told to no connection
@@ -155,6 +154,7 @@ enum class Mutation : uint16_t {
   successor_by_name,       ///< what has the name of a device that is gone counts as the same NIC
   one_before_kept,         ///< what was registered with a device that is gone is not taken back
   gone_device_kept,        ///< a device that is gone stays open though nothing uses it
+  untaken_memory_named,    ///< memory that a hop's device has not taken is named to it all the same
   last_receive_told,       ///< a lane is empty before anything proves that its queue pair has ended
   acknowledged_for_good,   ///< a chunk of an open message is lost with the device that took it
   told_ends_undialled,     ///< a stream is dialled again to the addresses of the handle only
@@ -274,7 +274,7 @@ enum class Mutation : uint16_t {
   piece_is_message,      ///< a written message is there with its first piece
   receiver_key_unasked,  ///< a relay takes a program's memory key for a device's
   key_of_any_domain,     ///< a relay is told keys of other connections' memory
-  gpu_memory_unminded,   ///< memory of a GPU is told by a path that cannot reach it
+  any_hop_for_gpu,       ///< an end with memory of a GPU takes a hop that cannot reach it
   other_jobs_refused,  ///< a relay node turns away a job that none of its processes has told it of
   session_outlives_neighbour,  ///< a relay keeps a session whose neighbour is gone
   cause_told_to_both,          ///< both ends hear that the message of one of them failed
@@ -409,6 +409,23 @@ enum class Mutation : uint16_t {
   late_one_overtakes,        ///< what was late counts as what was sent in its place
   least_kept_for_ever,       ///< a way that has become longer is a queue for ever
   watch_not_held,            ///< libuv is the first to ask the kernel to watch a descriptor
+  // Of accounts that seldom matter, of settings, and of what devices are told:
+  heartbeat_left_open,     ///< a path made anew waits for the heartbeat of one that was abandoned
+  room_unused,             ///< a receive that waited for room waits until another one is posted
+  window_looked_at_late,   ///< a window was full only if it is so behind its acknowledgement
+  first_unsent_lost,       ///< of what a kernel has no room for the first one waits for a timeout
+  unsent_acknowledged,     ///< a full window takes an acknowledgement of what is behind it
+  deficit_saved,           ///< who has little to send in its turns may hold the others up later
+  end_awaited,             ///< a relay that stores waits for the end of what its slots do not hold
+  keys_kept,               ///< a relay remembers a receiver's keys as long as a session lasts
+  answer_uncounted,        ///< an agent's answer for a connection that has left counts as open
+  standstill_metered,      ///< a path is slow because its process did not run
+  backoff_kept,            ///< after a success the second attempt waits as long as before it
+  partition_of_data_only,  ///< the queue pair of flushes is in the first partition
+  not_ready_for_long,      ///< a peer without receives is asked again after 655 ms
+  class_of_job_lost,       ///< the traffic class of NCCL's communicator reaches no device
+  hexadecimal_unread,      ///< NCCL_IB_TC=0x6A ends a job
+  family_unchecked,        ///< an address family that does not exist is taken
 };
 
 inline Mutation planted = Mutation::none;

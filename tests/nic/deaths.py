@@ -4,7 +4,8 @@ processes over the emulated NICs (flows.cpp), half of them on each of two device
 host dies at a random moment, of the sender and of the receiver in turn.
 
 usage: deaths.py BUILD [--only KIND]... [--runs N] [--at-once N] [--modes inline,threads]
-                 [--plugin PLUGIN] [--seconds S] [--seed N] [--nic SETTINGS] [--env NAME=VALUE]...
+                 [--plugin PLUGIN] [--seconds S] [--patience S] [--seed N] [--nic SETTINGS]
+                 [--env NAME=VALUE]...
                  [--merged|--late] [--limit MS] [--other-limit MS] [--logs DIR]
 
 Prints a line for each kind and mode: how many jobs went on with every byte right, ended with an
@@ -37,11 +38,10 @@ import perf_job  # pylint: disable=wrong-import-position
 class Kind:
     """`steps`: commands of nha-nic, @ is the device, @1 the same host's other one, or a number of
     seconds to wait.  `shows`: a word and the least number behind it that `show` must have
-    afterwards, or the mode.  `longer`: seconds that the job needs besides."""
+    afterwards, or the mode."""
 
-    def __init__(self, what, steps, shows=None, may_end=False, longer=0):
+    def __init__(self, what, steps, shows=None, may_end=False):
         self.what, self.steps, self.shows, self.may_end = what, steps, shows, may_end
-        self.longer = longer
 
 
 LOST = ("lost", 1)
@@ -66,7 +66,7 @@ KINDS = {
                        ("generation", 1)),
     "reset-both": Kind("reset, and back after 0.5 s; then the other device for good",
                        [["reset", "@"], 0.5, ["back", "@"], 3.0, ["reset", "@1"]],
-                       ("generation", 1), longer=6),
+                       ("generation", 1)),
     "remove": Kind("graceful removal under load: memory goes before queue pairs",
                    [["remove", "@"]], ("revoked", 1)),
     "remove-slow": Kind("the same in 100 ms", [["remove", "@", "100"]], ("revoked", 1)),
@@ -133,7 +133,7 @@ def run(options, name, mode, number):
     named = {"@": device, "@1": f"{device[0]}:1"}
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        seconds = options.seconds + kind.longer
+        seconds = options.seconds + sum(step for step in kind.steps if isinstance(step, float))
         job = Job(options, folder, mode, seconds)
         devices = [device] + ([f"{device[0]}:1"] if options.merged else [])
         # The receiver's sends a packet for a message, which says little of a slow host.
@@ -147,7 +147,7 @@ def run(options, name, mode, number):
             else:
                 job.nic([named.get(word, word) for word in step])
         over = bool(kind.steps) and job.process.poll() == 0  # before all of it was done
-        status, out = job.end(seconds + 90)
+        status, out = job.end(seconds + options.patience)
         second = named["@1"] if any("@1" in step for step in kind.steps
                                     if not isinstance(step, float)) else None
         if over or not happened(kind, job.show(device)) or \
@@ -203,7 +203,10 @@ def main():
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--modes", default="inline,threads")
     parser.add_argument("--plugin", help="another one, or `ib` out of LIBNCCL")
-    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--seconds", type=float, default=4, metavar="S",
+                        help="of load, and as long as the kind's steps wait")
+    parser.add_argument("--patience", type=float, default=90, metavar="S",
+                        help="after the end of the load, before a job counts as hung")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nic", default="", help="more settings of NHA_NIC")
     parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for the plugin")

@@ -4,7 +4,7 @@ that all_reduce 256 KiB again and again over fake GPUs and the emulated NICs, tw
 (tests/nccl/emulated/loop.cpp); device 0 of one host dies at a random moment, as in deaths.py.
 
 usage: nccl_deaths.py BUILD NCCL [--only KIND]... [--runs N] [--modes inline,threads] [--seed N]
-                      [--net ib] [--env NAME=VALUE]... [--limit MS] [--logs DIR]
+                      [--patience S] [--net ib] [--env NAME=VALUE]... [--limit MS] [--logs DIR]
 NCCL is what tests/nccl/run_emulated --build has made, build/nccl/VERSION.
 
 Prints a line for each kind and mode: how many jobs went on, every element right, to their end after
@@ -32,7 +32,7 @@ import perf_job  # pylint: disable=wrong-import-position
 
 RANK = HERE.parent / "nccl/emulated/rank.sh"
 HANGS_AFTER = 20  # seconds of an operation
-END_LIMIT = 60  # seconds: NCCL takes back memory, for which a device that hangs is awaited
+END_LIMIT = 3  # times as long: NCCL takes back memory, for which a device that hangs is awaited
 
 
 class Job(perf_job.Ranks):
@@ -50,7 +50,7 @@ class Job(perf_job.Ranks):
                 NHA_PRELOAD=str(options.nccl / "nic/libnha_nic_sysfs.so"),
                 NHA_NIC=f"state={self.state},host={rank + 1},devices=2,unknown_netdev",
                 **net, **dict(setting.split("=", 1) for setting in options.env))
-            self.start(rank, [RANK, options.nccl, plugin, "loop", "--limit", HANGS_AFTER],
+            self.start(rank, [RANK, options.nccl, plugin, "loop", "--limit", options.patience],
                        environment)
 
     def text(self, rank):
@@ -84,12 +84,12 @@ def run(options, name, mode, number):
                 time.sleep(step)
             else:
                 job.nic([device if word == "@" else word for word in step])
-        job.await_operations(20, HANGS_AFTER + 5)
+        job.await_operations(20, options.patience + 5)
         time.sleep(2)
         happened = deaths.happened(kind, job.show(device))
         if job.ranks[0].poll() is None:
             job.ranks[0].send_signal(signal.SIGTERM)
-        statuses = job.await_end(END_LIMIT)
+        statuses = job.await_end(END_LIMIT * options.patience)
         texts = [job.text(rank) for rank in range(2)]
     if not happened:
         return None
@@ -132,6 +132,8 @@ def main():
     parser.add_argument("--only", choices=deaths.KINDS, action="append")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--modes", default="inline,threads")
+    parser.add_argument("--patience", type=float, default=HANGS_AFTER, metavar="S",
+                        help="before an operation counts as hung")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--net", choices=["ha", "ib"], default="ha")
     parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for both ranks")

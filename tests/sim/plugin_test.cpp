@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/rig/sim/rdma_objects.h"
 #include "tests/support/log_lines.h"
 
 namespace nccl_ha::test {
@@ -24,10 +25,10 @@ using NcclHandle = std::array<std::byte, abi::handle_max_bytes>;
 /// Two processes with two rails each.
 class SimPluginCalls : public testing::Test {
  protected:
-  SimPluginCalls() {
+  explicit SimPluginCalls(size_t rdma_nics = 0) {
     for (uint8_t host = 1; host <= 2; ++host) {
-      hosts_.push_back(
-          *world_.add_process({sim::ip(10, 0, 0, host), sim::ip(10, 1, 0, host)}, config_));
+      hosts_.push_back(*world_.add_process({sim::ip(10, 0, 0, host), sim::ip(10, 1, 0, host)},
+                                           config_, rdma_nics));
     }
     from_ = &SimPlugin::of(world_, *hosts_[0]);
     to_ = &SimPlugin::of(world_, *hosts_[1]);
@@ -367,6 +368,41 @@ TEST_F(SimPluginCalls, FinalizeEndsTheEngineAndThePeerHearsOfIt) {
       seconds(1)))
       << "the peer has gone";
   close(pair);
+}
+
+class SimPluginOverRdma : public SimPluginCalls {
+ protected:
+  SimPluginOverRdma() : SimPluginCalls(2) {}
+};
+
+/// From v11 on a communicator says it when it begins.
+TEST_F(SimPluginOverRdma, TheTrafficClassOfACommunicatorReachesBothQueuePairs) {
+  abi::CommConfig config{104};
+  void* context = nullptr;
+  ASSERT_EQ(from_->call(&Table::init, &context, uint64_t{7}, &config, abi::Logger{}, nullptr),
+            NcclResult::success);
+  NcclHandle handle{};
+  listen(handle);
+  void* comm = nullptr;
+  ASSERT_TRUE(world_.run_until(
+      [&] {
+        return again() && (from_->call(&Table::connect, context, 0, handle.data(), &comm,
+                                       nullptr) != NcclResult::success ||
+                           comm != nullptr);
+      },
+      seconds(10)));
+  ASSERT_NE(note_open(*from_, &Table::close_send, comm), nullptr);
+  for (const sim::Process* host : hosts_) {
+    size_t ready = 0;
+    for (const sim::RdmaQueuePair* pair : host->nics[0]->queue_pairs()) {
+      if (pair->qp_type == IBV_QPT_RC && pair->state == IBV_QPS_RTS) {
+        ++ready;
+        EXPECT_EQ(pair->asked.ah_attr.grh.traffic_class, 104);
+      }
+    }
+    EXPECT_GE(ready, 1U);
+  }
+  EXPECT_EQ(from_->call(&Table::finalize, context), NcclResult::success);
 }
 
 }  // namespace

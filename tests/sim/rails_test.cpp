@@ -216,6 +216,21 @@ TEST_P(Rails, ARailThatStaysSlowIsToldAndGoesOn) {
   EXPECT_GT(carried(pair, 1), before + mega) << "it carries what it can";
 }
 
+TEST_P(Rails, HowMuchSlowerAStragglerIsCanBeSet) {
+  Config config;
+  config.straggler_factor = 25;
+  SimPair pair = make(31, config, 2, false);
+  set_rail(pair, 0, at_rate(50 * mega));
+  set_rail(pair, 1, at_rate(5 * mega));
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  const auto& counters = pair.send_channel().counters();
+  Flow flow(pair, 31);
+  flow.rate(seconds(4));
+  EXPECT_EQ(counters.stragglers.get(), 0U);
+  set_rail(pair, 1, at_rate(mega));
+  EXPECT_TRUE(flow.run_until([&] { return counters.stragglers.get() == 1; }, seconds(10)));
+}
+
 TEST_P(Rails, AStragglerIsFencedOffAndComesBackByTheRulesOfFailback) {
   Config config;
   config.fence_stragglers = true;

@@ -90,8 +90,38 @@ TEST(SimRdmaDevices, SettingsReachTheQueuePairs) {
       EXPECT_EQ(one->asked.timeout, 15);
       EXPECT_EQ(one->asked.retry_cnt, 5);
       EXPECT_EQ(one->asked.rnr_retry, 7) << "for ever: a peer that is slow to post is not dead";
+      EXPECT_EQ(one->asked.min_rnr_timer, 12) << "0.64 ms; 0 is the longest, 655 ms";
     }
   }
+}
+
+TEST(SimRdmaDevices, MemoryIsRegisteredForRelaxedOrderingUnlessThatIsOff) {
+  for (const int64_t setting : {0, 1, 2}) {
+    Config config = device_config();
+    config.ib_relaxed_ordering = setting;
+    SimPair pair(3, {}, config, {.rails = 2, .rdma = true});
+    ASSERT_TRUE(pair.connect()) << pair.error();
+    for (const sim::Process* host : {&pair.sender(), &pair.receiver()}) {
+      const sim::RdmaNic::Objects made = host->nics[0]->objects();
+      ASSERT_GE(made.regions, 1U);
+      EXPECT_EQ(made.relaxed, setting == 0 ? 0 : made.regions) << setting;
+    }
+  }
+}
+
+TEST(SimRdmaDevices, TheQueuePairOfFlushesIsInThePartitionToo) {
+  Config config = device_config();
+  config.ib_pkey = 1;
+  config.ib_flush = 1;
+  SimPair pair(3, {}, config, {.rails = 2, .rdma = true});
+  ASSERT_TRUE(pair.connect()) << pair.error();
+  auto pairs = connected(*pair.receiver().nics[0]);
+  EXPECT_GE(pairs.size(), 2U);
+  for (const sim::RdmaQueuePair* one : pairs) {
+    EXPECT_EQ(one->asked.pkey_index, 1) << (one->to_pair == one->qp_num ? "of flushes" : "of data");
+  }
+  EXPECT_NE(std::erase_if(pairs, [](const auto* one) { return one->to_pair == one->qp_num; }), 0U)
+      << "nothing flushes";
 }
 
 TEST(SimRdmaDevices, SoutAndSupHaveTheirNumbersOfQueuePairs) {

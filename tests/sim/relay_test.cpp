@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "relay/mesh_settings.h"
+#include "runtime/base/config.h"
 #include "runtime/base/random.h"
 #include "tests/support/path_harness.h"
 #include "tests/support/relay_line.h"
@@ -258,7 +260,9 @@ TEST(RelaySim, AReceiverThatTakesNothingStallsNobodyElse) {
 
 TEST(RelaySim, MoreSessionsThanARelayAllowsAreRefusedWithAReason) {
   RelayLine::Options options = over(1);
-  options.relay.sessions_max = 2;
+  Config config;
+  config.mesh_sessions = 2;
+  options.relay.sessions_max = relay::relay_options(config, RelayLine::id(1)).sessions_max;
   RelayLine line(options);
   auto pairs = connected_pairs(line, 4096, 2);
   ASSERT_EQ(pairs.size(), 2U);

@@ -61,6 +61,7 @@ class Installed(unittest.TestCase):
                      "share/man/man7/nccl-ha.7",
                      "share/doc/nccl-ha/docs/agent.md",
                      "share/doc/nccl-ha/docs/agent-dashboard.json", "share/doc/nccl-ha/docs/alerts.yml",
+                     "share/doc/nccl-ha/docs/jobs-dashboard.json",
                      "share/doc/nccl-ha/docs/lab.md",
                      "share/doc/nccl-ha/docs/README.md",
                      "share/doc/nccl-ha/docs/pictures/throughput-failover.svg",

@@ -51,6 +51,7 @@ def dpkg_in(root):
     (root / "var/lib/dpkg/updates").mkdir(parents=True)
     (root / "var/lib/dpkg/info").mkdir()
     (root / "var/lib/dpkg/status").touch()
+    (root / "etc").mkdir(exist_ok=True)  # where users are written down
     return ["dpkg", f"--root={root}", "--force-depends", "--force-not-root", "--no-triggers",
             f"--log={root}.log", "--force-script-chrootless", "--force-architecture"]
 
@@ -106,6 +107,7 @@ class Packages(unittest.TestCase):
                               ("nccl-ha", "/docs/operations.md"), ("nccl-ha", "/docs/quickstart.md"),
                               ("nccl-ha", "/docs/pictures/throughput-failover.svg"),
                               ("nccl-ha", "/docs/agent-dashboard.json"), ("nccl-ha", "/man7/nccl-ha.7.gz"),
+                              ("nccl-ha", "/nccl-ha/changelog.gz"), ("nccl-ha", "/nccl-ha/CHANGELOG.md"),
                               ("nccl-ha-agent", "/nccl-ha-agent.service"),
                               ("nccl-ha-relay", "/nccl-ha-relay.service"),
                               ("nccl-ha-dev", "/docs/architecture.md"), ("nccl-ha-dev", "/nccl-ha.pc")]:
@@ -161,6 +163,8 @@ class Packages(unittest.TestCase):
         output_of(*dpkg, "--install", *map(str, packages))
         multiarch = FOREIGN or output_of("dpkg-architecture", "-q", "DEB_HOST_MULTIARCH").strip()
         self.check_tree(root, f"lib/{multiarch}")
+        if shutil.which("systemd-sysusers"):
+            self.assertRegex((root / "etc/passwd").read_text(encoding="utf-8"), "(?m)^nccl-ha:")
         output_of(*dpkg, "--purge", *sorted(PACKAGES))
         left = files_of(root / "usr") if (root / "usr").exists() else set()
         self.assertEqual(left - before, set())

@@ -4,6 +4,7 @@ and messages; and each page is short and in the index.
 
 Each rule is a function over text, which a test tries on a planted fault before it reads the pages.
 """
+import json
 import pathlib
 import re
 import unittest
@@ -13,8 +14,7 @@ DOCS = ROOT / "docs"
 LINES_MAX = 200
 COLUMNS_MAX = 100
 TOP_PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-# Parts of these are still written as lines of any length.
-WIDE_PAGES = {"architecture.md", "protocol.md", "testing.md"}
+PANEL_FIELDS = {"id", "type", "title", "gridPos", "datasource", "fieldConfig", "options", "targets"}
 CODE_FOLDERS = ("runtime", "ha", "actors", "relay", "plugin", "tools")
 
 
@@ -84,6 +84,16 @@ def subcommands(text):
 
 def metrics(text):
     return set(re.findall(r"\bnccl_ha_[a-z_]+[a-z]\b", text))
+
+
+def known_metrics():
+    """Those of the counters, as a textfile has them, and the agent's."""
+    scopes = re.split(r"NHA_SCOPE\((\w+),", read(ROOT / "runtime/telemetry/counters.def"))[1:]
+    agents = re.findall(r'"([a-z_]+)"', read(ROOT / "tools/agent/metrics.cpp"))
+    return {f"nccl_ha_agent_{name}" for name in agents} | {
+        f"nccl_ha_{scope}_{name}{'_total' if kind == 'sum' else ''}"
+        for scope, rows in zip(scopes[::2], scopes[1::2])
+        for kind, name in re.findall(r"NHA_COUNTER\((\w+), (\w+),", rows)}
 
 
 def literals(text):
@@ -175,8 +185,7 @@ class Pages(unittest.TestCase):
         for path in pages():
             with self.subTest(page=path.name):
                 self.assertLessEqual(len(read(path).splitlines()), LINES_MAX)
-                if path.name not in WIDE_PAGES:
-                    self.assertEqual(wide_lines(read(path)), [])
+                self.assertEqual(wide_lines(read(path)), [])
 
     def test_the_index_has_each(self):
         listed = set(links(read(DOCS / "README.md")))
@@ -224,12 +233,7 @@ class Pages(unittest.TestCase):
         self.all_of(subcommands, known.__contains__)
 
     def test_metrics_are_there(self):
-        scopes = re.split(r"NHA_SCOPE\((\w+),", read(ROOT / "runtime/telemetry/counters.def"))[1:]
-        known = {f"nccl_ha_{scope}_{name}{'_total' if kind == 'sum' else ''}"
-                 for scope, rows in zip(scopes[::2], scopes[1::2])
-                 for kind, name in re.findall(r"NHA_COUNTER\((\w+), (\w+),", rows)}
-        known |= {f"nccl_ha_agent_{name}" for name in
-                  re.findall(r'"([a-z_]+)"', read(ROOT / "tools/agent/metrics.cpp"))}
+        known = known_metrics()
         self.all_of(metrics, known.__contains__)
         rules = read(DOCS / "alerts.yml")
         self.assertEqual(metrics(rules) - known, set())
@@ -240,6 +244,30 @@ class Pages(unittest.TestCase):
         for field in ("expr", "severity", "summary", "action"):
             self.assertEqual(len(re.findall(rf"\b{field}:", rules)), len(alerts), field)
         self.assertNotRegex(rules, r"\b(pid|instance|id|connection)\b *[=!]")
+
+    def test_dashboards_can_be_loaded(self):
+        boards = sorted(DOCS.glob("*-dashboard.json"))
+        self.assertEqual(len(boards), 2)
+        for path in boards:
+            board = json.loads(read(path))
+            self.assertGreaterEqual(board["schemaVersion"], 36)
+            panels = board["panels"]
+            self.assertEqual(len({one["id"] for one in panels}), len(panels))
+            taken = [(one["gridPos"]["x"] + x, one["gridPos"]["y"] + y) for one in panels
+                     for x in range(one["gridPos"]["w"]) for y in range(one["gridPos"]["h"])]
+            self.assertEqual(len(set(taken)), len(taken), "panels lie on each other")
+            self.assertLess(max(x for x, _ in taken), 24, "Grafana's grid has 24 columns")
+            variables = {one["name"] for one in board["templating"]["list"]} | {"__rate_interval"}
+            for panel in panels:
+                with self.subTest(board=path.name, panel=panel["title"]):
+                    self.assertEqual(set(panel) - PANEL_FIELDS, set())
+                    targets = panel["targets"]
+                    self.assertEqual(len({one["refId"] for one in targets}), len(targets))
+                    for one in targets:
+                        self.assertTrue(metrics(one["expr"]), one["expr"])
+                        self.assertEqual(metrics(one["expr"]) - known_metrics(), set())
+                    used = set(re.findall(r"\$\{?(\w+)", json.dumps(panel)))
+                    self.assertEqual(used - variables, set())
 
     def test_messages_are_there(self):
         said = "\n".join(one for path in sources(*CODE_FOLDERS) for one in literals(read(path)))

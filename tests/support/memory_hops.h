@@ -23,7 +23,6 @@ class MemoryHops final : public relay::HopSource {
     return fail(Errc::invalid_usage, "no device");
   }
   bool has_gpu_memory(uint64_t) const override { return false; }
-  uint64_t gpu_registrations() const override { return 0; }
   fabric::Memory& memory() override { return memory_; }
 
  private:

@@ -41,9 +41,8 @@ class Registering final : public Actor {
 class AgentClientTest : public testing::Test {
  protected:
   void SetUp() override {
-    Config config;
-    config.agent_dir = directory_;
-    auto job = world_.add_process(host, config);
+    config_.agent_dir = directory_;
+    auto job = world_.add_process(host, config_);
     ASSERT_TRUE(job);
     auto registering = std::make_unique<Registering>();
     job_ = registering.get();
@@ -86,6 +85,7 @@ class AgentClientTest : public testing::Test {
   const std::string directory_{temporary_.path()};
   sim::World world_{7};
   Duration heartbeat_ = milliseconds(20);
+  Config config_;
   Registering* job_ = nullptr;
   sim::Process* process_ = nullptr;
   SimulatedAgent* agent_ = nullptr;
@@ -106,6 +106,22 @@ TEST_F(AgentClientTest, AConnectionGetsTheShareOfItsFlow) {
   EXPECT_EQ(agent_->connections.size(), 1U);
   job_->held.clear();
   ASSERT_TRUE(world_.run_until([&] { return agent_->streams_ended == 1; }, milliseconds(50)));
+}
+
+class PatientAgentClientTest : public AgentClientTest {
+ protected:
+  PatientAgentClientTest() { config_.agent_silence_ms = 3000; }
+};
+
+TEST_F(PatientAgentClientTest, WhatASilentAgentSaidLastHoldsForAsLongAsIsSet) {
+  start_agent();
+  job_->enter(2);
+  ASSERT_TRUE(world_.run_until([&] { return registered(); }, milliseconds(50)));
+  kill_agent();
+  pass(milliseconds(2800));
+  EXPECT_EQ(share(), 256U);
+  pass(milliseconds(300));
+  EXPECT_EQ(share(), std::nullopt);
 }
 
 TEST_F(AgentClientTest, WithoutAnAgentNothingIsSaidAndOneThatComesIsFound) {
@@ -225,6 +241,22 @@ TEST_F(AgentClientTest, ThousandsAreToldInPortions) {
   EXPECT_TRUE(registered());
   EXPECT_EQ(agent_->connections.size(), many / 2);
   EXPECT_EQ(agent_->streams_seen, 1U);
+}
+
+/// Announcements go on with each answer, also with those that nobody waits for any more.
+TEST_F(AgentClientTest, WhoLeavesBeforeItsAnswerHoldsUpNobody) {
+  start_agent();
+  job_->enter(1);
+  ASSERT_TRUE(world_.run_until([&] { return registered(); }, seconds(1)));
+  for (int i = 0; i < 300; ++i) {
+    job_->enter(2);
+    ASSERT_FALSE(registered()) << "it was answered before";
+    job_->held.pop_back();
+    pass(milliseconds(1));
+  }
+  EXPECT_EQ(agent_->left, 300U);
+  job_->enter(3);
+  EXPECT_TRUE(world_.run_until([&] { return registered(); }, seconds(1)));
 }
 
 TEST_F(AgentClientTest, ThousandsThatWereRefusedAskAgain) {

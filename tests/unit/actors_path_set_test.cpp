@@ -106,6 +106,27 @@ TEST_F(PathSetTest, AfterAllFailedNoneIsUsable) {
   EXPECT_EQ(paths().lane(1).owned.path->state(), fabric::PathState::error);
 }
 
+/// One that was abandoned gives nothing back of what it had.
+TEST_F(PathSetTest, APathThatTakesAnothersPlaceHasNothingUnderWay) {
+  make(1);
+  Lane& lane = paths().lane(0);
+  lane.writes_open = 3;
+  lane.bytes_open = 100;
+  lane.credits_owed = 2;
+  lane.control.heartbeats_open = 1;
+  lane.control.confirms_open = 1;
+  lane.control.confirm_due = true;
+  const uint32_t credits = lane.credits_open;
+  ASSERT_TRUE(paths().make(lane));
+  EXPECT_EQ(lane.writes_open, 0U);
+  EXPECT_EQ(lane.bytes_open, 0U);
+  EXPECT_EQ(lane.credits_open, credits);
+  EXPECT_EQ(lane.credits_owed, 0U);
+  EXPECT_EQ(lane.control.heartbeats_open, 0U) << "no heartbeat would ever be sent";
+  EXPECT_EQ(lane.control.confirms_open, 0U) << "nor a confirmation";
+  EXPECT_FALSE(lane.control.confirm_due);
+}
+
 TEST_F(PathSetTest, CanBeMadeAnewFromTheBeginning) {
   make(2);
   paths().clear();

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "actors/connection/limits.h"
 #include "actors/connection/receiver.h"
 #include "runtime/base/random.h"
 #include "tests/support/connection_bench.h"
@@ -135,6 +136,28 @@ TEST_F(ReceiverTest, AnnouncementsThatCannotGoWaitOnlyWhileAReceiveIsOpen) {
   ASSERT_TRUE(done(group));
   ASSERT_FALSE(waits_.empty());
   EXPECT_FALSE(waits_.back());
+}
+
+/// The sender may not have closed a lane for which the oldest group waits.
+TEST_F(ReceiverTest, WhatWaitsForRoomIsBegunWhenTheOldestGroupIsDone) {
+  const auto finish = [&](ReceiveRequest& request) {
+    const auto group = static_cast<uint32_t>(request.group);
+    receiver_->on_completion(
+        arrival(0, Immediate{ImmediateKind::data, group, 0, 0, 0, 0}.pack(), 5));
+    EXPECT_TRUE(done(request)) << request.group;
+    channel_->release(request);
+  };
+  ReceiveRequest& oldest = post({1});
+  while (receiver_->groups().has_room()) {
+    finish(post({1}));
+  }
+  ASSERT_EQ(receiver_->groups().posted(), groups_apart_max);
+  post({1});
+  EXPECT_EQ(receiver_->groups().posted(), groups_apart_max) << "it waits";
+  finish(oldest);
+  EXPECT_EQ(receiver_->groups().completed(), groups_apart_max);
+  EXPECT_EQ(receiver_->groups().posted(), groups_apart_max + 1) << "its caller may only wait";
+  EXPECT_TRUE(bench_->failures.empty());
 }
 
 /// A device may let a receive be met by what no path posts: it is no empty message of the peer's.

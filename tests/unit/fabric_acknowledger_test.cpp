@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "runtime/base/config.h"
 #include "runtime/fabric/datagram/acknowledger.h"
 #include "tests/support/datagram_environment.h"
 
@@ -52,6 +53,19 @@ TEST_F(AcknowledgerTest, WhatIsNotUrgentWaitsForAFrameToTravelOn) {
   acks_.piggyback(next, window_);
   EXPECT_EQ(next.flags, flag_ack) << "a time is echoed once";
   EXPECT_EQ(statistics_.acks_piggybacked, 1U) << "there was nothing to carry";
+}
+
+TEST(AcknowledgerSetting, SaysHowLongAFrameToTravelOnIsAwaited) {
+  Config config;
+  config.dgram_ack_delay_us = 300;
+  test::DatagramEnvironment world(DatagramOptions::from(config));
+  const std::unique_ptr<DatagramPath> path = world.make_path();
+  DatagramPathCounters statistics;
+  Acknowledger acks(world.env, *path, statistics, Duration(0));
+  acks.on_arrival(1000, false);
+  acks.owe(false);
+  EXPECT_FALSE(world.env.acks.due(world.env.now + microseconds(299)));
+  EXPECT_TRUE(world.env.acks.due(world.env.now + microseconds(300)));
 }
 
 TEST_F(AcknowledgerTest, AGapNeedsTheBitmap) {

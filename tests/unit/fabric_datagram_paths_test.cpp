@@ -2,12 +2,14 @@
 // what is lost.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "runtime/base/config.h"
 #include "runtime/engine/timer_wheel.h"
 #include "runtime/fabric/datagram/datagram_path.h"
 #include "runtime/fabric/datagram/port.h"
@@ -252,6 +254,55 @@ TEST_F(BackedOffPortPair, PayloadMakesBothLookWithEachPass) {
   EXPECT_GT(b_->looks, 400U);
   pass(milliseconds(20));
   EXPECT_LE(a_->looks + b_->looks, 300U) << "they never back off again";
+}
+
+/// A port whose settings say how much one of its passes sends.
+class PassLimits : public BackedOffPortPair, public testing::WithParamInterface<int64_t> {
+ protected:
+  PassLimits() : BackedOffPortPair(settings()) {}
+  uint64_t sent() const {
+    const auto& counters = static_cast<const DatagramPath&>(*a_->path).statistics();
+    return resends_ ? counters.segments_resent.get() : counters.segments_sent.get();
+  }
+  uint64_t most_in_a_pass(Duration time) {
+    uint64_t most = 0;
+    for (const Instant end = clock_.now() + time; clock_.now() < end;) {
+      const uint64_t before = sent();
+      pass(microseconds(2));
+      most = std::max(most, sent() - before);
+    }
+    return most;
+  }
+  bool resends_ = false;
+  std::vector<std::byte> from_ = std::vector<std::byte>(400'000, std::byte{7});
+  std::vector<std::byte> to_ = std::vector<std::byte>(400'000);
+
+ private:
+  static DatagramOptions settings() {
+    Config config;
+    config.dgram_credits = config.dgram_resend_batch = GetParam();
+    return DatagramOptions::from(config);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Settings, PassLimits, testing::Values(2, 8));
+
+TEST_P(PassLimits, SegmentsOfAPathThatOnePassSends) {
+  ASSERT_EQ(write(from_, to_), Errc::ok);
+  EXPECT_EQ(most_in_a_pass(milliseconds(20)), GetParam());
+  EXPECT_EQ(to_, from_);
+}
+
+TEST_P(PassLimits, RetransmissionsThatOnePassSends) {
+  ASSERT_EQ(write(from_, to_), Errc::ok);
+  pass(milliseconds(20));  // its window grows
+  ASSERT_EQ(to_, from_);
+  network_.faults.pass = [](Channel, std::span<const std::byte> bytes) {
+    const auto header = decode(bytes, bytes.size());
+    return !header || header->type != FrameType::put;
+  };
+  resends_ = true;
+  ASSERT_EQ(write(from_, to_), Errc::ok);
+  EXPECT_EQ(most_in_a_pass(milliseconds(60)), GetParam());
 }
 
 /// Two paths of one port to another, over one of which nothing gets through.

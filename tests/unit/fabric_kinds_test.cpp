@@ -1,11 +1,17 @@
 // The kinds of fabric by their numbers and names, and what a provider makes of a peer's.
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 
 #include "plugin/profiler_event.h"
+#include "runtime/engine/worker.h"
 #include "runtime/fabric/datagram/ud_factory.h"
 #include "runtime/fabric/datagram/udp_factory.h"
+#include "runtime/fabric/datagram/wire.h"
 #include "runtime/fabric/provider.h"
 #include "runtime/fabric/verbs/rc_factory.h"
+#include "runtime/streams/uv_streams.h"
+#include "tests/support/path_harness.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -55,6 +61,29 @@ TEST(FabricKinds, DatagramsServeEveryPeerFromInterfacesInTheirOrder) {
   EXPECT_EQ(provider.places(at).size(), 2U);
   EXPECT_STREQ(provider.setting(datagram_kind), "datagram");
   EXPECT_STREQ(provider.text(FabricKind{99}), "a fabric that is not known here");
+}
+
+TEST(FabricKinds, SocketsOfDatagramsHaveTheBuffersThatAreSet) {
+  for (const int64_t bytes : {65536, 100'000}) {
+    Config config;
+    config.fabric = "datagram";
+    config.dgram_socket_bytes = bytes;
+    const auto provider = Provider::make(config, {interface_named("a", 1)}, 1);
+    ASSERT_TRUE(provider) << provider.error().message();
+    ManualClock clock;
+    Worker worker({}, config, clock, *make_uv_streams());
+    sockaddr_storage loopback{};
+    reinterpret_cast<sockaddr_in&>(loopback).sin_family = AF_INET;
+    reinterpret_cast<sockaddr_in&>(loopback).sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    test::RecordingOwner owner;
+    const auto path =
+        (*provider)->create_path(worker.context(), {0, datagram_kind},
+                                 reinterpret_cast<const sockaddr*>(&loopback), {}, &owner);
+    ASSERT_TRUE(path) << path.error().message();
+    const auto address = decode_address(path->path->local_address());
+    ASSERT_TRUE(address);
+    EXPECT_EQ(address->socket_bytes, 2 * bytes) << "the kernel doubles what is asked for";
+  }
 }
 
 }  // namespace

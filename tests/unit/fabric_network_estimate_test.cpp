@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include "runtime/base/config.h"
 #include "runtime/fabric/datagram/network_estimate.h"
+#include "runtime/fabric/datagram/options.h"
 
 namespace nccl_ha::fabric {
 namespace {
@@ -34,6 +36,21 @@ TEST_F(NetworkEstimateTest, ABurstThatTimesOutIsOneTimeout) {
   network_.on_timeout(now_);
   EXPECT_EQ(network_.window(), 16U);
   EXPECT_EQ(network_.rto(), milliseconds(20));
+}
+
+TEST_F(NetworkEstimateTest, HowMuchDelayIsAQueueIsSet) {
+  const auto window_at_five_ms = [&](int64_t target_us) {
+    Config config;
+    config.dgram_target_delay_us = target_us;
+    const DatagramOptions options = DatagramOptions::from(config);
+    network_ = NetworkEstimate(options.rtt, options.target_delay, 256);
+    grow(20);
+    EXPECT_EQ(network_.window(), 256U);
+    grow(20, milliseconds(5));
+    return network_.window();
+  };
+  EXPECT_EQ(window_at_five_ms(6000), 256U);
+  EXPECT_LT(window_at_five_ms(1000), 64U);
 }
 
 TEST_F(NetworkEstimateTest, AnAcknowledgementWithoutSampleCountsAsTheUsualRoundTrip) {

@@ -73,6 +73,15 @@ TEST_F(PathEnvironmentTest, NothingOfAPathIsLeftAlthoughNothingLeaves) {
   EXPECT_EQ(world_.timers.size(), 0U);
 }
 
+TEST_F(PathEnvironmentTest, WhatTheKernelHasNoRoomForGoesAgain) {
+  stage_a_write();
+  world_.full = true;
+  env().stage.flush(Channel::data);
+  EXPECT_EQ(env().activity.payload_in_flight(), 0U) << "it waits for a timeout";
+  EXPECT_EQ(env().hotel.guests(), 0U);
+  EXPECT_FALSE(env().resends.empty());
+}
+
 TEST_F(PathEnvironmentTest, WhatAFailedPathHadInFlightIsGivenUp) {
   stage_a_write();
   path_->fail(fail(Errc::remote, "a test"));

@@ -137,6 +137,17 @@ TEST_F(SendWindowTest, SelectedSegmentsAreNewsOnce) {
   sound();
 }
 
+/// Its place is that of the oldest segment.
+TEST_F(SendWindowTest, NothingBehindAFullWindowIsAcknowledged) {
+  while (window_.next() < size) {
+    send();
+  }
+  const std::array<std::byte, 2> last{std::byte{0}, std::byte{0b1000'0000}};
+  EXPECT_EQ(window_.acknowledge_selected(1, last, now_), 0U);
+  EXPECT_EQ(window_.in_flight(), size);
+  sound();
+}
+
 TEST_F(SendWindowTest, WhatLaterOnesOfItsChannelHaveOvertakenIsLost) {
   send();
   send(50, Channel::command);

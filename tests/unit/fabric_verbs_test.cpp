@@ -48,6 +48,24 @@ TEST(Gid, ChoosesFamilyThenReachThenVersion) {
   EXPECT_EQ(select_gid(mixed, {})->index, 2U) << "as NCCL does";
 }
 
+TEST(Gid, FamilyAndVersionCanBeSet) {
+  const auto chosen = [](const Config& config) {
+    PortInfo port;
+    port.link = LinkLayer::ethernet;
+    return select_gid(table, *gid_preference(config, port))->index;
+  };
+  Config config;
+  EXPECT_EQ(chosen(config), 3U);
+  config.ib_roce_version = 1;
+  EXPECT_EQ(chosen(config), 2U);
+  config.ib_addr_family = "AF_INET6";
+  EXPECT_EQ(chosen(config), 4U);
+  config.ib_roce_version = 2;
+  EXPECT_EQ(chosen(config), 5U);
+  config.ib_addr_family = "IPv6";
+  EXPECT_FALSE(gid_preference(config, PortInfo{}));
+}
+
 TEST(Gid, ThoseOfOtherNamespacesAreLeftOut) {
   std::vector<GidEntry> of_pods{entry(0, true, mapped(10, 0, 0, 7)),
                                 entry(1, true, mapped(10, 0, 0, 8)),

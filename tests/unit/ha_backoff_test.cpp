@@ -20,6 +20,7 @@ TEST(Backoff, BeginsAtOnceGrowsAndStaysBelowItsLimit) {
   EXPECT_EQ(base, Duration(milliseconds(1000)));
   backoff.reset();
   EXPECT_EQ(backoff.next(random), Duration(0));
+  EXPECT_LE(backoff.next(random), milliseconds(20)) << "what was before counts no more";
 }
 
 }  // namespace

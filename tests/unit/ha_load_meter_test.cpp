@@ -45,8 +45,11 @@ TEST(LoadMeter, TimeInWhichThisProcessDidNotRunTellsNothing) {
   meter.on_delivered(1, meter_start + seconds(1));
   EXPECT_FALSE(meter.take(meter_least, meter_most, {meter_start + seconds(2), milliseconds(1500)}));
   meter.on_delivered(1000, meter_start + milliseconds(2100));
-  EXPECT_TRUE(
-      meter.take(meter_least, meter_most, {meter_start + milliseconds(2100), milliseconds(1500)}));
+  const auto window =
+      meter.take(meter_least, meter_most, {meter_start + milliseconds(2100), milliseconds(1500)});
+  ASSERT_TRUE(window);
+  EXPECT_EQ(window->loaded, milliseconds(100)) << "what was before makes a path slow";
+  EXPECT_DOUBLE_EQ(window->rate, 10'000);
 }
 
 TEST(LoadMeter, WhatIsLostIsNotDelivered) {

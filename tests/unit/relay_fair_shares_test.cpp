@@ -77,6 +77,22 @@ TEST_F(Sharing, AllGetTheSameWhateverTheirPieces) {
   EXPECT_LE(flight_most_, 8000U + 2000U) << "the limit, and the last turn";
 }
 
+TEST_F(Sharing, WhoHasLittleSavesNothingUp) {
+  const uint32_t member = shares_.enter();
+  for (int i = 0; i < 100; ++i) {
+    shares_.want(member);
+    shares_.serve(now_, [](uint32_t, uint64_t) { return FairShares::Taken{100, false}; });
+    shares_.done(member, 100, now_);
+  }
+  uint64_t offered = 0;
+  shares_.want(member);
+  shares_.serve(now_, [&](uint32_t, uint64_t bytes) {
+    offered = bytes;
+    return FairShares::Taken{};
+  });
+  EXPECT_EQ(offered, 1000U) << "a burst would hold the others up";
+}
+
 TEST_F(Sharing, WhoIsStalledHoldsUpNobody) {
   const uint32_t stalled = add(1000);
   shares_.want(stalled);

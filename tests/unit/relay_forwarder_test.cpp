@@ -106,6 +106,25 @@ TEST_F(Forwarding, WhatBelongsToAnotherSessionIsRefused) {
   EXPECT_TRUE(out_->posts.empty());
 }
 
+/// HA_NCCL_MESH_STORE_AND_FORWARD: whole messages, but for what has no room here.
+TEST_F(Forwarding, AMessageLongerThanAllSlotsLeavesBeforeItsEnd) {
+  Forwarder::Options options;
+  options.session = 5;
+  options.origin = from_node;
+  options.destination = to_node;
+  options.hops = 2;
+  options.store = true;
+  forwarder_.open(options);
+  Frame part = piece(8);
+  part.message_bytes = 8 * (slots_min + 1);
+  part.flags = 0;
+  for (uint16_t slot = 0; slot < slots_min; ++slot) {
+    EXPECT_TRUE(out_->posts.empty()) << slot;
+    ASSERT_TRUE(arrive(part));
+  }
+  EXPECT_EQ(out_->posts.size(), slots_min) << "its end finds no room for ever";
+}
+
 TEST_F(Forwarding, TheLastRelayTellsOfAMessageBehindItsPieces) {
   Forwarder::Options options;
   options.session = 5;
@@ -198,22 +217,54 @@ TEST(MessageSending, OnlyWhatTheOtherEndConfirmsHasArrived) {
   EXPECT_EQ(sender.arrived(), 2U);
 }
 
-TEST_F(Forwarding, ADevicesKeyIsAskedForOnceAndAwaited) {
-  const HopPlace by_device{{}, false};
-  ASSERT_TRUE(from_.enter(by_device, made_with_) && to_.enter(by_device, made_with_));
-  auto hop = std::make_unique<SilentPath>();
-  out_ = hop.get();
-  to_.reset();
-  to_.take({nullptr, std::move(hop)}, by_device);
-  ASSERT_TRUE(to_.connect({}, {4096, 7, frame_header_bytes + chunk, slots_min}, chunk));
+/// Its last hop is a device's, which has to be asked for keys.
+class ForwardingToADevice : public Forwarding {
+ protected:
+  void SetUp() override {
+    Forwarding::SetUp();
+    const HopPlace by_device{{}, false};
+    ASSERT_TRUE(from_.enter(by_device, made_with_) && to_.enter(by_device, made_with_));
+    auto hop = std::make_unique<SilentPath>();
+    out_ = hop.get();
+    to_.reset();
+    to_.take({nullptr, std::move(hop)}, by_device);
+    ASSERT_TRUE(to_.connect({}, {4096, 7, frame_header_bytes + chunk, slots_min}, chunk));
+    Forwarder::Options options;
+    options.session = 5;
+    options.origin = from_node;
+    options.destination = to_node;
+    options.hops = 1;
+    options.ask_key = [&](uint32_t key) { asked.push_back(key); };
+    forwarder_.open(options);
+  }
   std::vector<uint32_t> asked;
-  Forwarder::Options options;
-  options.session = 5;
-  options.origin = from_node;
-  options.destination = to_node;
-  options.hops = 1;
-  options.ask_key = [&](uint32_t key) { asked.push_back(key); };
-  forwarder_.open(options);
+};
+
+/// A receiver may register and take back memory for as long as its job lasts.
+TEST_F(ForwardingToADevice, KeysAreForgottenWhereThereAreMany) {
+  Frame frame = piece(100);
+  frame.hops = 1;
+  frame.message_bytes = 1000;
+  frame.flags = 0;  // a part of it: no note follows
+  const auto pass_on = [&](uint32_t key) {
+    frame.remote_key = key;
+    ASSERT_TRUE(arrive(frame));
+    static_cast<void>(forwarder_.on_key(key, 77));
+    ASSERT_FALSE(out_->posts.empty());
+    EXPECT_EQ(out_->posts.back().remote_key, 77U);
+    forwarder_.on_sent(out_->posts.back().id);
+  };
+  for (uint32_t key = 1; key <= 1100; ++key) {
+    ASSERT_NO_FATAL_FAILURE(pass_on(key));
+  }
+  ASSERT_EQ(asked.size(), 1100U);
+  ASSERT_NO_FATAL_FAILURE(pass_on(1100));
+  EXPECT_EQ(asked.size(), 1100U) << "the latest one is known";
+  ASSERT_NO_FATAL_FAILURE(pass_on(1));
+  EXPECT_EQ(asked.size(), 1101U) << "all of them are remembered for ever";
+}
+
+TEST_F(ForwardingToADevice, AKeyIsAskedForOnceAndAwaited) {
   Frame frame = piece(100);
   frame.hops = 1;
   frame.remote_key = 9;

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/engine/engine.h"
 #include "runtime/telemetry/caller_recorders.h"
 #include "tests/support/counter_files.h"
 
@@ -41,6 +42,23 @@ class CallerRecordersTest : public test::CounterFiles {
     mine->note_noticed(3, 1, group, trace_request(TraceRequest::send, 100, 2));
   }
 };
+
+TEST_F(CallerRecordersTest, AsManyThreadsAsAreSetHaveOne) {
+  Config config;
+  config.use_progress_thread = false;
+  config.counters_dir = folder_;
+  config.record_callers = 0;
+  auto none = Engine::start(config);
+  ASSERT_TRUE(none) << none.error().message();
+  EXPECT_EQ((*none)->caller_recorders(), nullptr);
+  none->reset();
+  config.record_callers = 1;
+  auto one = Engine::start(config);
+  ASSERT_TRUE(one) << one.error().message();
+  CallerRecorders& recorders = *(*one)->caller_recorders();
+  EXPECT_NE(recorders.mine(), nullptr);
+  in_thread([&] { EXPECT_EQ(recorders.mine(), nullptr); });
+}
 
 TEST_F(CallerRecordersTest, EachThreadHasARingWithItsName) {
   const auto file = file_with(2);

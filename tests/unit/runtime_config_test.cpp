@@ -47,6 +47,18 @@ TEST(Config, ReadsValuesAndSaysWhereTheyCameFrom) {
   EXPECT_EQ(ifname->origin, "environment (NCCL_SOCKET_IFNAME)");
 }
 
+/// As sites write NCCL's traffic class.
+TEST(Config, NumbersMayBeHexadecimal) {
+  for (const char* value : {"0x6A", "0X6a", "106"}) {
+    const auto config = load_config(with({{"NCCL_IB_TC", value}}), nullptr);
+    ASSERT_TRUE(config) << config.error().message();
+    EXPECT_EQ(config->ib_traffic_class, 106) << value;
+  }
+  for (const char* value : {"0x", "x6A", "6A", "0x6G", "0x1FF"}) {
+    EXPECT_FALSE(load_config(with({{"NCCL_IB_TC", value}}), nullptr)) << value;
+  }
+}
+
 TEST(Config, OursWinsOverNccls) {
   auto config =
       load_config(with({{"HA_NCCL_IFNAME", "ib"}, {"NCCL_SOCKET_IFNAME", "eth"}}), nullptr);
@@ -217,6 +229,8 @@ TEST(Config, WhatCannotBeReadOrContradictsAnotherSettingIsNamed) {
       {{{"NCCL_MESH_PAGE", "127.0.0.1:99999"}}, {"NCCL_MESH_PAGE=127.0.0.1:99999"}},
       {{{"HA_NCCL_DGRAM_FAULTS", "drop=2"}}, {"HA_NCCL_DGRAM_FAULTS=drop=2", "probability"}},
       {{{"HA_NCCL_IB_ADDR_RANGE", "10.0.0.0/40"}}, {"HA_NCCL_IB_ADDR_RANGE=10.0.0.0/40", "0..32"}},
+      {{{"HA_NCCL_IB_ADDR_FAMILY", "AF_IB"}},
+       {"HA_NCCL_IB_ADDR_FAMILY=AF_IB", "AF_INET or AF_INET6"}},
       {{{"HA_NCCL_IB_HCA", "mlx5_0:x"}}, {"HA_NCCL_IB_HCA=mlx5_0:x", "1 to 255"}},
       {{{"HA_NCCL_IFNAME", "eth0 eth1"}}, {"HA_NCCL_IFNAME=eth0 eth1", "commas"}},
       {{{"HA_NCCL_IFNAME", "^"}}, {"HA_NCCL_IFNAME=^", "name"}},

@@ -199,9 +199,12 @@ TEST(MailboxDeathTest, GoingBeforeItsAddressesIsABug) {
       "a mailbox was destroyed before its addresses");
 }
 
-TEST(IdlePolicy, SpinsYieldsSleeps) {
+TEST(IdlePolicy, SpinsYieldsSleepsForAsLongAsIsSet) {
   using std::chrono::microseconds;
-  IdlePolicy idle(microseconds(10), microseconds(100));
+  Config config;
+  config.idle_spin_us = 10;
+  config.idle_yield_us = 100;
+  IdlePolicy idle(config);
   const Instant t0(std::chrono::seconds(5));
   for (int i = 0; i < 4; ++i) {
     EXPECT_EQ(idle.next(true, t0), IdlePolicy::Step::spin);

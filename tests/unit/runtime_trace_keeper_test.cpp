@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "runtime/base/clock.h"
 #include "runtime/telemetry/counter_reader.h"
@@ -50,6 +54,57 @@ class TraceKeeperTest : public test::CounterFiles {
 
   std::shared_ptr<CounterFile> file_ = make();
 };
+
+TEST_F(TraceKeeperTest, SettingsSayWhetherThereAreDumpsAndWhetherTheSignalMakesOne) {
+  Config config;
+  config.trace_dir = folder_;
+  config.trace_signal = false;
+  const auto without = TraceKeeper::start(file_, TraceKeeper::options_of(config));
+  ASSERT_NE(without, nullptr);
+  EXPECT_FALSE(handles_signal());
+  config.trace_signal = true;
+  auto with = TraceKeeper::start(file_, TraceKeeper::options_of(config));
+  EXPECT_TRUE(handles_signal());
+  with.reset();
+  config.trace_mb = 0;
+  EXPECT_EQ(TraceKeeper::start(file_, TraceKeeper::options_of(config)), nullptr);
+  EXPECT_FALSE(handles_signal());
+}
+
+TEST_F(TraceKeeperTest, SettingsSayHowMuchIsKept) {
+  Config config;
+  config.trace_dir = folder_;
+  config.trace_interval_ms = 0;
+  config.trace_mb = 1;
+  // An older dump that leaves room for no other.
+  const std::string older = folder_ + "/nccl-ha-1.trace";
+  const auto make_older = [&] { std::ofstream(older) << std::string(1 << 20, 'x'); };
+  make_older();
+  ASSERT_TRUE(std::filesystem::exists(older));
+  auto keeper = TraceKeeper::start(file_, TraceKeeper::options_of(config));
+  keeper->ask(TraceCause::failure);
+  keeper.reset();
+  EXPECT_FALSE(std::filesystem::exists(older)) << "the oldest makes room";
+  EXPECT_EQ(reasons().size(), 1U);
+  make_older();
+  config.trace_mb = 2;
+  keeper = TraceKeeper::start(file_, TraceKeeper::options_of(config));
+  keeper->ask(TraceCause::failure);
+  keeper.reset();
+  EXPECT_TRUE(std::filesystem::exists(older)) << "there is room for it";
+}
+
+TEST_F(TraceKeeperTest, SettingsSayHowFarDumpsAreApart) {
+  Config config;
+  config.trace_interval_ms = 3000;
+  const TraceKeeper::Options options = TraceKeeper::options_of(config);
+  TraceSchedule schedule({options.interval, options.settle});
+  const Instant first(std::chrono::seconds(100));
+  schedule.ask(bit_of(TraceCause::failure), first);
+  ASSERT_EQ(schedule.take(first), bit_of(TraceCause::failure));
+  schedule.ask(bit_of(TraceCause::failure), first + std::chrono::milliseconds(1));
+  EXPECT_EQ(schedule.due(), first + std::chrono::seconds(3));
+}
 
 TEST_F(TraceKeeperTest, AFailoverIsDumped) {
   const auto keeper = start(an_hour);

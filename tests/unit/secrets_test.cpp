@@ -122,7 +122,6 @@ TEST(Secrets, AreNeitherNoneNorAlike) {
 struct NoMember final : Door::Member, relay::PathEndpoints::Member {
   void on_call(ControlType, std::unique_ptr<Stream>, ControlReader) override {}
   void on_request(std::unique_ptr<relay::SessionStream>, relay::SetupRequest) override {}
-  void on_gpu_memory() override {}
 };
 
 struct NoOwner final : relay::SessionStream::Owner, fabric::PathOwner {
@@ -235,7 +234,7 @@ TEST_F(SecretsOfAWorker, TellNothingOfEachOther) {
     ASSERT_TRUE(rejoin);
     keep("rejoin", rejoin->told());
     door->leave(*rejoin);
-    const Secret endpoint = (*endpoints)->enter(&member_, 1);
+    const Secret endpoint = (*endpoints)->enter(&member_);
     keep("endpoint", endpoint.told());
     (*endpoints)->leave(endpoint);
   }

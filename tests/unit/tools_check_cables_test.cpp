@@ -72,13 +72,20 @@ std::vector<PairResult> every_pair(uint32_t hosts) {
         pair.round_trip_us = 100;
         pair.gigabytes_per_s = 0.4;
         pair.speed_mbps = 10000;
-        pair.own_gigabytes_per_s = 4;
         pair.segments = 10000;
         pairs.push_back(pair);
       }
     }
   }
   return pairs;
+}
+
+/// As after another try of each alone, in which its hosts moved so much to themselves.
+void try_alone(std::vector<PairResult>& pairs, double own_gigabytes_per_s) {
+  for (PairResult& pair : pairs) {
+    pair.alone = true;
+    pair.own_gigabytes_per_s = own_gigabytes_per_s;
+  }
 }
 
 /// Those of a host, on all rails or on one.
@@ -154,14 +161,23 @@ TEST(CheckPairs, ASlowRailIsFoundWithTwoHostsToo) {
     for (PairResult& pair : pairs) {
       pair.gigabytes_per_s = pair.device == 1 ? 0.001 : 0.4;
     }
-    EXPECT_EQ(to_try_again(pairs).size(), hosts * (hosts - 1) / 2);
+    EXPECT_EQ(to_try_again(pairs).size(), std::min(hosts * (hosts - 1) / 2, 16U));
+    EXPECT_TRUE(judge(pairs, eight).empty()) << "a busy host may be to blame";
+    for (const size_t again : to_try_again(pairs)) {
+      pairs[again].alone = true;
+      pairs[again].own_gigabytes_per_s = 4;
+    }
     EXPECT_EQ(lines_of(judge(pairs, eight)),
               hosts == 2 ? "a and b on rail1: 0.001 GB/s, rail0 carries 0.400\n"
-                         : "rail1: all pairs of hosts: 0.001 GB/s, rail0 carries 0.400\n");
+                         : "rail1: all pairs of hosts: 0.001 GB/s, rail0 carries 0.400\n")
+        << "those that are too many to be tried again are like the others";
+    EXPECT_TRUE(to_try_again(pairs).empty());
   }
   auto pairs = every_pair(2);
   pairs.pop_back();
   pairs[0].gigabytes_per_s = 0.001;
+  EXPECT_EQ(to_try_again(pairs).size(), 1U);
+  try_alone(pairs, 4);
   EXPECT_EQ(lines_of(judge(pairs, eight)),
             "a and b on rail0: 0.001 GB/s, the link has 10000 Mbit/s\n");
   pairs[0].own_gigabytes_per_s = 0.05;
@@ -171,7 +187,90 @@ TEST(CheckPairs, ASlowRailIsFoundWithTwoHostsToo) {
   pairs = every_pair(2);
   pairs[1].gigabytes_per_s = 0.02;
   pairs[1].speed_mbps = 500;
+  try_alone(pairs, 4);
   EXPECT_TRUE(judge(pairs, eight).empty()) << "a slower link carries less";
+}
+
+TEST(CheckPairs, ABusyHostIsNoSlowRail) {
+  struct Row {
+    double rate;
+    double own;  ///< what its hosts moved to themselves in that moment
+    bool found;
+  };
+  constexpr Row rows[] = {{0.644, 0.9, false}, {0.644, 2.5, false}, {0.644, 0, false},
+                          {0.644, 3.9, true},  {0.02, 0.07, false}, {0.02, 0.3, true}};
+  for (const uint32_t hosts : {2U, 3U, 4U, 5U, 8U}) {
+    for (const Row& row : rows) {
+      auto pairs = every_pair(hosts);
+      for (PairResult& pair : pairs) {
+        pair.gigabytes_per_s = 6;
+        pair.speed_mbps = 0;
+      }
+      pairs[1].gigabytes_per_s = row.rate;
+      EXPECT_EQ(to_try_again(pairs), std::vector<size_t>{1});
+      EXPECT_TRUE(judge(pairs, eight).empty()) << "other pairs talked meanwhile";
+      pairs[1].alone = true;
+      pairs[1].own_gigabytes_per_s = row.own;
+      const auto found = judge(pairs, eight);
+      ASSERT_EQ(found.size(), 1U) << lines_of(found);
+      EXPECT_EQ(found[0].level, row.found ? Level::warning : Level::hint) << found[0].what;
+      EXPECT_TRUE(
+          found[0].what.starts_with(fmt::format("a and b on rail1: {:.3f} GB/s, ", row.rate)))
+          << found[0].what;
+      EXPECT_EQ(to_try_again(pairs).size(), row.found ? 0U : 1U);
+    }
+  }
+}
+
+TEST(CheckPairs, AHostAtFaultInMostPairsIsTheSlowOne) {
+  for (const uint32_t hosts : {3U, 4U, 5U, 8U}) {
+    auto pairs = every_pair(hosts);
+    on_host(pairs, 1, 0, [](PairResult& pair) { pair.gigabytes_per_s = 0.04; });
+    std::erase_if(pairs, [](const PairResult& pair) { return pair.device == 1; });
+    EXPECT_EQ(to_try_again(pairs).size(), hosts - 1);
+    try_alone(pairs, 4);
+    EXPECT_EQ(lines_of(judge(pairs, eight)),
+              "b, rail0: all pairs: 0.040 GB/s, others carry 0.400\n");
+  }
+  // Half of the hosts have links of a tenth of the speed.
+  auto pairs = every_pair(4);
+  for (PairResult& pair : pairs) {
+    if (pair.to >= 2) {
+      pair.speed_mbps = 1000;
+      pair.gigabytes_per_s = 0.04;
+    }
+  }
+  EXPECT_TRUE(to_try_again(pairs).empty());
+  try_alone(pairs, 4);
+  EXPECT_TRUE(judge(pairs, eight).empty()) << lines_of(judge(pairs, eight));
+}
+
+TEST(CheckPairs, WhatFailsBecauseItIsLateIsTriedAgain) {
+  const char* late = "connecting to 10.0.0.3 took longer than 3000 ms";
+  auto pairs = every_pair(5);
+  on_host(pairs, 1, -1, [](PairResult& pair) { pair.error = "check that UDP is not filtered"; });
+  EXPECT_TRUE(to_try_again(pairs).empty()) << "the reason is known";
+  pairs.back().error = late;
+  EXPECT_EQ(to_try_again(pairs), std::vector<size_t>{pairs.size() - 1});
+  // A host that says nothing: whom it does not concern comes first.
+  pairs = every_pair(5);
+  on_host(pairs, 1, -1, [&](PairResult& pair) { pair.error = late; });
+  pairs.back().error = late;
+  auto again = to_try_again(pairs);
+  ASSERT_EQ(again.size(), 4U);
+  EXPECT_EQ(again[0], pairs.size() - 1);
+  for (const size_t i : again) {
+    pairs[i].alone = true;
+    pairs[i].own_gigabytes_per_s = 4;
+  }
+  EXPECT_TRUE(to_try_again(pairs).empty()) << "what failed again was no accident";
+  pairs.back().error.clear();
+  EXPECT_EQ(to_try_again(pairs).size(), 4U) << "some of it was";
+  // The host itself is too late for anything.
+  pairs = every_pair(2);
+  pairs[0].error = late;
+  try_alone(pairs, 0);
+  EXPECT_EQ(to_try_again(pairs).size(), 1U);
 }
 
 TEST(CheckPairs, PacketsThatGetLost) {
@@ -181,11 +280,22 @@ TEST(CheckPairs, PacketsThatGetLost) {
     pair.gigabytes_per_s = 0.001;
   });
   EXPECT_EQ(to_try_again(pairs).size(), 2U);
+  EXPECT_TRUE(judge(pairs, eight).empty()) << "a busy host may be to blame";
+  try_alone(pairs, 4);
+  EXPECT_TRUE(to_try_again(pairs).empty()) << "none loses so many";
   const auto found = judge(pairs, eight);
   ASSERT_EQ(found.size(), 1U) << lines_of(found) << "that it is slow comes of that";
   EXPECT_EQ(found[0].what,
             "b, rail0: all pairs: packets get lost: 4000 of 20000 datagrams were lost");
   EXPECT_NE(found[0].remedy.find("ethtool -S"), std::string::npos);
+  on_host(pairs, 1, 0, [](PairResult& pair) {
+    pair.segments_lost = 100;
+    pair.gigabytes_per_s = 0.4;
+  });
+  EXPECT_EQ(to_try_again(pairs).size(), 2U);
+  on_host(pairs, 1, 0, [](PairResult& pair) { pair.segments_dropped = 64; });
+  EXPECT_TRUE(judge(pairs, eight).empty()) << "a socket had no room: a host is busy";
+  EXPECT_TRUE(to_try_again(pairs).empty());
   pairs = every_pair(2);
   pairs[1].segments_lost = 3000;
   pairs[1].error = "large messages: a transfer took too long";
@@ -296,6 +406,10 @@ struct Cluster {
           const size_t answers = is_swapped(host) != is_swapped(other) ? 1 - rail : rail;
           seen.back().push_back(
               {address_of(other, rail), mac_of(other, answers), fmt::format("rail{}", rail)});
+          if (answers != rail) {  // what the other one asks is heard on the other rail
+            seen.back().push_back(
+                {address_of(other, rail), mac_of(other, rail), fmt::format("rail{}", answers)});
+          }
         }
       }
     }

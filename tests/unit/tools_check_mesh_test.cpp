@@ -135,6 +135,8 @@ struct Wired {
         pair.device = static_cast<int>(number);
         pair.round_trip_us = 10;
         pair.gigabytes_per_s = 10;
+        pair.alone = true;
+        pair.own_gigabytes_per_s = 10;
         pair.segments = 10000;
         on_try(pair, cable_name(made.cables[number], sheets));
         tried.push_back(pair);

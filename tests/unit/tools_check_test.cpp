@@ -231,7 +231,12 @@ TEST(CheckFindings, Gids) {
   PortInfo bare;
   bare.device = "mlx5_3";
   facts.rdma.without_gid.push_back(bare);
+  EXPECT_EQ(only_finding(facts).level, Level::warning);
   EXPECT_NE(only_finding(facts).remedy.find("IP address"), std::string::npos);
+  facts.rdma.ports.clear();
+  EXPECT_EQ(only_finding(facts).level, Level::warning) << "datagrams do";
+  facts.config.fabric = "verbs";
+  EXPECT_EQ(only_finding(facts).level, Level::error) << "nothing is left";
 }
 
 TEST(CheckFindings, MtuSpeedAndPlace) {
@@ -274,6 +279,29 @@ TEST(CheckFindings, ARailThatIsDownIsLost) {
   EXPECT_NE(found.what.find("(eth1) is DOWN: a rail is lost"), std::string::npos) << found.what;
   EXPECT_NE(found.remedy.find("HA_NCCL_IB_HCA"), std::string::npos) << found.remedy;
   EXPECT_EQ(found.remedy.find("HA_NCCL_IFNAME"), std::string::npos) << found.remedy;
+}
+
+TEST(CheckFindings, AHostThatOnlyReachesItself) {
+  HostFacts facts = good_host();
+  facts.rdma.ports.clear();
+  facts.config.fabric = "datagram";
+  facts.interfaces = {interface("lo", {127, 0, 0, 1})};
+  EXPECT_TRUE(judge(facts).empty()) << "a network that is called so";
+  facts.interfaces[0].loopback = true;
+  EXPECT_EQ(only_finding(facts).level, Level::warning);
+  EXPECT_NE(only_finding(facts).what.find("up but loopback"), std::string::npos);
+  facts.config.ifname = "lo";
+  EXPECT_TRUE(judge(facts).empty()) << "it is wanted";
+}
+
+TEST(CheckFindings, AKernelThatCutsNoDatagrams) {
+  HostFacts facts = good_host();
+  facts.kernel.segmentation = false;
+  EXPECT_TRUE(judge(facts).empty()) << "RDMA carries the data";
+  facts.config.fabric = "datagram";
+  facts.rdma.ports.clear();
+  EXPECT_EQ(only_finding(facts).level, Level::hint);
+  EXPECT_NE(only_finding(facts).remedy.find("4.18"), std::string::npos);
 }
 
 TEST(CheckFindings, FailoverThatIsOff) {
@@ -352,6 +380,13 @@ TEST(CheckFindings, Processors) {
   EXPECT_NE(only_finding(facts).remedy.find("more processors"), std::string::npos);
   facts.config.use_progress_thread = false;
   EXPECT_TRUE(judge(facts).empty());
+  facts = good_host();
+  facts.config.progress_cpus = "1-2,9";
+  const Finding found = only_finding(facts);
+  EXPECT_EQ(found.level, Level::warning);
+  EXPECT_EQ(found.what, "HA_NCCL_PROGRESS_CPUS=1-2,9: this process may not use 9, but 0, 1, 2, 3");
+  facts.config.progress_cpus = "1-2";
+  EXPECT_TRUE(judge(facts).empty());
 }
 
 TEST(CheckFindings, SurviveTheWayThroughJson) {
@@ -400,6 +435,8 @@ PairResult pair(uint32_t from, uint32_t to, double rate) {
   made.device_name = "rail0";
   made.round_trip_us = 10;
   made.gigabytes_per_s = rate;
+  made.alone = true;
+  made.own_gigabytes_per_s = 12;
   return made;
 }
 
@@ -412,6 +449,10 @@ TEST(CheckPairs, BothSidesSeeOnePair) {
   EXPECT_EQ(merged[0].error, "no way");
   EXPECT_EQ(merged[0].warnings.size(), 1U);
   EXPECT_TRUE(merged[1].error.empty());
+  PairResult slower = pair(0, 1, 3);
+  slower.own_gigabytes_per_s = 0;
+  EXPECT_EQ(merge({pair(0, 1, 3), slower}, {"a", "b"})[0].own_gigabytes_per_s, 0)
+      << "what the slower host moves to itself counts";
 }
 
 TEST(CheckPairs, ErrorsOfBothSidesAreTold) {
@@ -440,6 +481,8 @@ TEST(CheckPairs, ErrorsOfBothSidesAreTold) {
 TEST(CheckPairs, NumbersAreToldOnce) {
   PairResult one = pair(0, 1, 3);
   EXPECT_TRUE(is_worth_telling(one, 0));
+  EXPECT_TRUE(is_worth_telling(one, 1)) << "what it moved to itself";
+  one.alone = false;
   EXPECT_FALSE(is_worth_telling(one, 1));
   one.warnings = {"w"};
   EXPECT_TRUE(is_worth_telling(one, 1));
@@ -454,7 +497,7 @@ TEST(CheckPairs, ErrorsWarningsAndOutliersBecomeFindings) {
   auto found = judge(pairs, hosts);
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found[0].level, Level::warning);
-  EXPECT_EQ(found[0].what, "b and c on rail0: 1.000 GB/s, the median of all pairs is 10.000");
+  EXPECT_EQ(found[0].what, "b and c on rail0: 1.000 GB/s, others carry 10.000");
   pairs[2] = pair(1, 2, 9);
   EXPECT_TRUE(judge(pairs, hosts).empty());
   pairs[2].round_trip_us = 100;
@@ -506,6 +549,8 @@ TEST(CheckPairs, SurviveTheWayThroughJson) {
   ASSERT_TRUE(back);
   EXPECT_EQ(back->to, 2U);
   EXPECT_EQ(back->warnings, result.warnings);
+  EXPECT_TRUE(back->alone);
+  EXPECT_EQ(back->own_gigabytes_per_s, 12);
   EXPECT_FALSE(pair_from_json(nlohmann::json::parse(R"({"from":0})")));
   EXPECT_FALSE(pair_from_json(nlohmann::json::parse("[1]")));
 }
@@ -548,16 +593,6 @@ TEST(CheckPairs, AHostWithFewerDevicesIsNamedWithWhatIsKnownOfIt) {
   EXPECT_TRUE(found[0].rails.empty()) << "rail0 is tried with rail0";
   all[1].lost = 1;
   EXPECT_TRUE(judge_device_counts(all, hosts).empty()) << "the host itself says what it has lost";
-}
-
-TEST(CheckFindings, ProcessorsThatAreNotThereAreNamed) {
-  HostFacts facts = good_host();
-  facts.config.progress_cpus = "1-2,9";
-  const Finding found = only_finding(facts);
-  EXPECT_EQ(found.level, Level::warning);
-  EXPECT_EQ(found.what, "HA_NCCL_PROGRESS_CPUS=1-2,9: this process may not use 9, but 0, 1, 2, 3");
-  facts.config.progress_cpus = "1-2";
-  EXPECT_TRUE(judge(facts).empty());
 }
 
 }  // namespace

@@ -74,6 +74,9 @@ TEST(Help, FitsATerminal) {
   EXPECT_EQ(count, 7U) << out;
   EXPECT_NE(out.find("\n                              so --short does"), std::string::npos) << out;
   EXPECT_EQ(wrapped_help("short\n", 80), "short\n");
+  EXPECT_EQ(wrapped_help("# one two three\n", 9), "# one two\n# three\n");
+  EXPECT_EQ(wrapped_help("    do: /a/long/path and more\n", 12),
+            "    do:\n    /a/long/path\n    and more\n");
 }
 
 }  // namespace

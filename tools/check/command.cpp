@@ -16,7 +16,6 @@
 #include "tools/check/mesh_findings.h"
 #include "tools/check/mesh_paths.h"
 #include "tools/check/neighbours.h"
-#include "tools/check/own_rate.h"
 #include "tools/check/pairs.h"
 #include "tools/check/sheet.h"
 #include "tools/commands.h"
@@ -95,7 +94,7 @@ void print_findings(const std::vector<Finding>& findings) {
   for (const Level level : {Level::error, Level::warning, Level::hint}) {
     for (const Finding& finding : findings) {
       if (finding.level == level) {
-        fmt::print("  {}: {}\n    do: {}\n", shown(level), finding.what, finding.remedy);
+        print_wrapped("  {}: {}\n    do: {}\n", shown(level), finding.what, finding.remedy);
       }
     }
   }
@@ -125,7 +124,7 @@ void print_report(const Report& report) {
   for (size_t rank = 0; rank < report.hosts.size(); ++rank) {
     fmt::print("host {}\n  {}\n", report.hosts[rank], versions_text(report.sheets[rank]));
     if (!report.plugins[rank].empty()) {
-      fmt::print("  {}\n", report.plugins[rank]);
+      print_wrapped("  {}\n", report.plugins[rank]);
     }
     print_findings(report.of_host[rank]);
   }
@@ -152,7 +151,7 @@ void print_report(const Report& report) {
     }
     print_findings(report.of_network);
   } else {
-    fmt::print(
+    print_wrapped(
         "network: not looked at; give --hosts, or start this with your launcher (srun, "
         "mpirun, torchrun)\n");
   }
@@ -505,8 +504,7 @@ Result<int> check_network(const CheckOptions& options, const LaunchedRank& place
          std::to_string(static_cast<int64_t>(options.patience_s * 1000)).c_str(), 0);
   set_plugin_log("", PluginLog::nothing);
   // Setting up has several steps, each with that time limit.
-  const Trials trials{options.plugin, *devices, facts->config.counters_dir, 3 * patience,
-                      own_rate()};
+  const Trials trials{options.plugin, *devices, facts->config.counters_dir, 3 * patience};
   auto pairs = mesh->plan.is_mesh ? try_cables(**world, trials, mesh->plan, mesh->sheets)
                                   : try_pairs(**world, trials);
   if (!pairs) {

@@ -4,6 +4,9 @@
 #include <net/if.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
 
 #include "runtime/base/egress.h"
 #include "runtime/base/ip_address.h"
@@ -64,6 +67,29 @@ std::vector<StrayRoute> stray_routes(const std::vector<fabric::NetInterface>& in
     }
   }
   return found;
+}
+
+uint64_t datagrams_without_room() {
+  uint64_t sum = 0;
+  // A line of names, then one of values.
+  std::ifstream in("/proc/net/snmp");
+  std::string names;
+  for (std::string values; std::getline(in, names) && std::getline(in, values);) {
+    std::istringstream name_of(names);
+    std::istringstream value_of(values);
+    std::string value;
+    for (std::string name; name_of >> name && value_of >> value;) {
+      sum += names.starts_with("Udp:") && name == "RcvbufErrors"
+                 ? std::strtoull(value.c_str(), nullptr, 10)
+                 : 0;
+    }
+  }
+  std::ifstream in6("/proc/net/snmp6");
+  uint64_t value = 0;
+  while (in6 >> names >> value) {
+    sum += names == "Udp6RcvbufErrors" ? value : 0;
+  }
+  return sum;
 }
 
 Ipv4Rules ipv4_rules(const std::string& interface) {

@@ -1,6 +1,7 @@
 // What the kernel does with packets of an interface.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "runtime/fabric/interfaces.h"
@@ -16,6 +17,9 @@ std::string other_way_out(const fabric::NetInterface& interface);
 /// rank of this host's sheet.
 std::vector<StrayRoute> stray_routes(const std::vector<fabric::NetInterface>& interfaces,
                                      const std::vector<HostSheet>& sheets, size_t own);
+
+/// Datagrams for which sockets of this network namespace had no room, since it was made.
+uint64_t datagrams_without_room();
 
 /// What is in force there.
 Ipv4Rules ipv4_rules(const std::string& interface);

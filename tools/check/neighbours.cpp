@@ -86,9 +86,13 @@ class Strays {
     const std::vector<RailSheet>& rails = sheets_[to->second.host].rails;
     const RailSheet& meant = rails[to->second.rail];
     const auto& own = sheets_[from].rails;
-    const bool by_its_rail = std::any_of(own.begin(), own.end(), [&](const RailSheet& rail) {
-      return rail.interface == seen.device && share_network(rail, meant);
-    });
+    // What another host asks teaches its address too, on the interface that hears the question:
+    // only one in the address's network has asked itself.
+    if (std::none_of(own.begin(), own.end(), [&](const RailSheet& rail) {
+          return rail.interface == seen.device && share_network(rail, meant);
+        })) {
+      return std::nullopt;
+    }
     // Interfaces on one device (VLANs) share its address.
     const std::vector<RailPlace>& places = there->second;
     if (std::find(places.begin(), places.end(), to->second) != places.end()) {
@@ -97,7 +101,7 @@ class Strays {
     const auto other = std::find_if(places.begin(), places.end(), [&](const RailPlace& place) {
       return place.host == to->second.host;
     });
-    if (!by_its_rail || other == places.end() || share_network(rails[other->rail], meant)) {
+    if (other == places.end() || share_network(rails[other->rail], meant)) {
       return std::nullopt;
     }
     return Stray{from, to->second, seen.address, other->rail};

@@ -16,10 +16,16 @@
 namespace nccl_ha::tools {
 namespace {
 
-/// A pair that is so much worse than the median of all has something in its way.
+/// A pair that is so much worse than most others, and than what its hosts move to themselves, has
+/// something in its way.
 constexpr double outlier = 4;
-constexpr size_t outliers_from = 3;   ///< pairs on a device, for a median to mean something
-constexpr uint64_t lossy_from = 200;  ///< one segment lost of so many
+constexpr size_t outliers_from = 3;    ///< pairs on a device, for the others to mean something
+constexpr uint64_t lossy_from = 200;   ///< one segment lost of so many
+constexpr uint64_t certain_from = 25;  ///< no host loses so many because it is busy
+/// So many are tried again at most in one go: each takes a second or more, and those that fail as
+/// long as their patience.  More than these are no accident.
+constexpr size_t tries_again_max = 16;
+constexpr size_t failing_again_max = 4;
 /// Two devices of one pair differ by less than this where both are right.
 constexpr double outlier_beside = 8;
 /// No host that works needs so many times as long as its link, or as its own sockets.
@@ -28,10 +34,11 @@ constexpr double outlier_of_host = 100;
 constexpr int64_t compared_mbps_max = 10'000;
 constexpr double megabits_per_gigabyte = 8000;
 
-double middle_of(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
+/// The value that this part of them does not exceed.
+double quantile(std::vector<double> values, double part) {
+  const auto at = static_cast<size_t>(static_cast<double>(values.size()) * part);
+  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(at), values.end());
+  return values[at];
 }
 
 bool has_any(const std::string& text, std::initializer_list<const char*> parts) {
@@ -116,8 +123,12 @@ const Cause* cause_of(const std::string& said) {
                       [&](const Cause& one) { return one.is_in(said); });
 }
 
-/// Much more than a busy host loses, whether or not the pair got through with it.
-bool loses_many(const PairResult& pair) { return pair.segments_lost * lossy_from > pair.segments; }
+/// More than one of so many get lost on the way, whether or not the pair got through with it.
+bool loses_one_of(uint64_t number, const PairResult& pair) {
+  const uint64_t lost = pair.segments_lost - std::min(pair.segments_lost, pair.segments_dropped);
+  return lost * number > pair.segments;
+}
+bool loses_many(const PairResult& pair) { return loses_one_of(lossy_from, pair); }
 
 std::string loss_text(const PairResult& pair) {
   return fmt::format("{} of {} datagrams were lost", pair.segments_lost, pair.segments);
@@ -125,12 +136,25 @@ std::string loss_text(const PairResult& pair) {
 
 /// The rate below which something is wrong whatever other pairs do; 0: unknown.
 double least_rate(const PairResult& pair) {
-  if (pair.speed_mbps == 0 || pair.own_gigabytes_per_s == 0) {
-    return 0;
-  }
   const double link =
       static_cast<double>(std::min(pair.speed_mbps, compared_mbps_max)) / megabits_per_gigabyte;
-  return std::min(link, pair.own_gigabytes_per_s) / outlier_of_host;
+  return (pair.alone ? std::min(link, pair.own_gigabytes_per_s) : link) / outlier_of_host;
+}
+
+/// No slow host explains its rate: either moved many times as much to itself in that moment.
+bool is_certainly_slow(const PairResult& pair) {
+  return pair.alone && pair.gigabytes_per_s * outlier < pair.own_gigabytes_per_s;
+}
+
+/// What a device of `mbps` would carry if it did as well as another one; 0: their speeds cannot be
+/// compared.
+double expected_rate(int64_t mbps, const PairResult& other) {
+  if ((mbps == 0) != (other.speed_mbps == 0)) {
+    return 0;
+  }
+  return mbps < other.speed_mbps ? other.gigabytes_per_s * static_cast<double>(mbps) /
+                                       static_cast<double>(other.speed_mbps)
+                                 : other.gigabytes_per_s;
 }
 
 /// What the rate of a pair is compared with.
@@ -140,22 +164,23 @@ class Rates {
     for (const PairResult& pair : pairs) {
       if (pair.error.empty()) {
         of_hosts_[{pair.from, pair.to}].push_back(&pair);
+        of_device_[pair.device].push_back(&pair);
       }
     }
   }
 
-  /// Why it is too low; empty: it is not.  `median` is 0 where it means nothing.
-  std::string why_slow(const PairResult& pair, double median) const {
+  /// Why it looks too low; empty: it does not.
+  std::string why_slow(const PairResult& pair) {
     if (!pair.error.empty()) {
       return "";
     }
-    if (pair.gigabytes_per_s * outlier < median) {
-      return fmt::format("the median of all pairs is {:.3f}", median);
+    if (const double others = of_others(pair); pair.gigabytes_per_s * outlier < others) {
+      return fmt::format("others carry {:.3f}", others);
     }
     const PairResult* beside = nullptr;
     double best = 0;
     for (const PairResult* one : of_hosts_.at({pair.from, pair.to})) {
-      const double rate = one->device == pair.device ? 0 : expected_beside(pair, *one);
+      const double rate = one->device == pair.device ? 0 : expected_rate(pair.speed_mbps, *one);
       if (rate > best) {
         best = rate;
         beside = one;
@@ -169,21 +194,82 @@ class Rates {
                : "";
   }
 
- private:
-  /// What a device would carry if it did as well as another one of the same two hosts; 0: their
-  /// speeds cannot be compared.
-  static double expected_beside(const PairResult& pair, const PairResult& other) {
-    if ((pair.speed_mbps == 0) != (other.speed_mbps == 0)) {
-      return 0;
+  /// Whether those on a device that look slow and were tried alone are slow indeed.
+  bool are_certainly_slow(int device) {
+    const auto [at, fresh] = certain_.try_emplace(device, false);
+    if (!fresh) {
+      return at->second;
     }
-    return pair.speed_mbps < other.speed_mbps
-               ? other.gigabytes_per_s * static_cast<double>(pair.speed_mbps) /
-                     static_cast<double>(other.speed_mbps)
-               : other.gigabytes_per_s;
+    for (const PairResult* one : of_device_[device]) {
+      if (one->alone && !why_slow(*one).empty()) {
+        at->second = is_certainly_slow(*one);
+        if (!at->second) {
+          break;
+        }
+      }
+    }
+    return at->second;
+  }
+
+ private:
+  /// What a quarter of the pairs on its device carry: with few hosts, one of them may be at fault
+  /// in half of all pairs.  0: too few to tell.
+  double of_others(const PairResult& pair) {
+    const auto [at, fresh] = upper_.try_emplace({pair.device, pair.speed_mbps});
+    if (!fresh) {
+      return at->second;
+    }
+    std::vector<double> rates;
+    for (const PairResult* one : of_device_[pair.device]) {
+      if (const double rate = expected_rate(pair.speed_mbps, *one); rate > 0) {
+        rates.push_back(rate);
+      }
+    }
+    if (rates.size() >= outliers_from) {
+      at->second = quantile(std::move(rates), 0.75);
+    }
+    return at->second;
   }
 
   std::map<std::pair<uint32_t, uint32_t>, std::vector<const PairResult*>> of_hosts_;
+  std::map<int, std::vector<const PairResult*>> of_device_;
+  std::map<std::pair<int, int64_t>, double> upper_;  ///< by device and speed
+  std::map<int, bool> certain_;
 };
+
+/// Those that failed as a busy host fails: too late, and nothing tells why.  The one first whose
+/// hosts have the fewest such pairs, as a host that is at fault explains the others.
+std::vector<size_t> failures_in_doubt(const std::vector<PairResult>& pairs) {
+  std::map<std::pair<int, uint32_t>, size_t> of_host;
+  std::vector<size_t> found;
+  bool again = false;
+  bool healed = false;
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    const PairResult& pair = pairs[i];
+    healed |= pair.alone && pair.error.empty();
+    if (pair.error.empty()) {
+      continue;
+    }
+    ++of_host[{pair.device, pair.from}];
+    ++of_host[{pair.device, pair.to}];
+    const bool certain = pair.alone && pair.own_gigabytes_per_s > 0;
+    again |= certain;
+    if (!certain && cause_of(pair.error) == unknown_cause) {
+      found.push_back(i);
+    }
+  }
+  if (again && !healed) {
+    return {};  // what failed again was no accident
+  }
+  const auto rank = [&](size_t i) {
+    return std::max(of_host[{pairs[i].device, pairs[i].from}],
+                    of_host[{pairs[i].device, pairs[i].to}]);
+  };
+  std::stable_sort(found.begin(), found.end(),
+                   [&](size_t one, size_t other) { return rank(one) < rank(other); });
+  found.resize(std::min(found.size(), failing_again_max));
+  return found;
+}
 
 class PairJudge {
  public:
@@ -347,27 +433,29 @@ class PairJudge {
   }
 
   void outliers() {
-    Pairs slow;
+    std::map<Outlier::Kind, Pairs> slow;
     std::map<const PairResult*, Outlier> about;
     for (const Outlier& one : find_outliers(pairs_)) {
       // What is lost is sent again, and takes its time.
       if (is_lossy(*one.pair) || one.pair->explained) {
         continue;
       }
-      if (one.slow) {
-        slow.push_back(one.pair);
-        about[one.pair] = one;
-      } else {
+      if (one.kind == Outlier::Kind::late) {
         found_.push_back(finding_of(one, fmt::format("{} and {} on {}", hosts_[one.pair->from],
                                                      hosts_[one.pair->to], one.pair->device_name)));
+      } else {
+        slow[one.kind].push_back(one.pair);
+        about[one.pair] = one;
       }
     }
-    for (const PairGroup& group : fold(slow, pairs_, hosts_)) {
-      const PairResult* worst = *std::min_element(group.pairs.begin(), group.pairs.end(),
-                                                  [](const PairResult* a, const PairResult* b) {
-                                                    return a->gigabytes_per_s < b->gigabytes_per_s;
-                                                  });
-      found_.push_back(finding_of(about[worst], group.where));
+    for (const auto& [kind, some] : slow) {
+      for (const PairGroup& group : fold(some, pairs_, hosts_)) {
+        const auto slower = [](const PairResult* a, const PairResult* b) {
+          return a->gigabytes_per_s < b->gigabytes_per_s;
+        };
+        const PairResult* worst = *std::min_element(group.pairs.begin(), group.pairs.end(), slower);
+        found_.push_back(finding_of(about[worst], group.where));
+      }
     }
   }
 
@@ -380,23 +468,21 @@ class PairJudge {
 
 const char* remedy_for(const std::string& said) { return cause_of(said)->remedy; }
 
-bool is_lossy(const PairResult& pair) { return pair.error.empty() && loses_many(pair); }
+bool is_lossy(const PairResult& pair) {
+  return pair.alone && pair.error.empty() && loses_many(pair);
+}
 
 std::vector<size_t> to_try_again(const std::vector<PairResult>& pairs) {
-  std::vector<double> rates;
-  for (const PairResult& pair : pairs) {
-    if (pair.error.empty()) {
-      rates.push_back(pair.gigabytes_per_s);
-    }
-  }
-  const double rate = rates.empty() ? 0 : middle_of(rates);
-  const Rates all(pairs);
-  std::vector<size_t> found;
-  for (size_t i = 0; i < pairs.size(); ++i) {
+  Rates all(pairs);
+  std::vector<size_t> found = failures_in_doubt(pairs);
+  const size_t most = found.size() + tries_again_max;
+  for (size_t i = 0; i < pairs.size() && found.size() < most; ++i) {
     const PairResult& pair = pairs[i];
-    const bool stalled = has_any(pair.error, {"small messages: ", "large messages: "});
-    const bool worse = is_lossy(pair) || !all.why_slow(pair, rate).empty();
-    if (stalled || (pair.error.empty() && worse)) {
+    const bool lossy = loses_many(pair);
+    const bool certain = lossy        ? pair.alone && loses_one_of(certain_from, pair)
+                         : pair.alone ? is_certainly_slow(pair)
+                                      : all.are_certainly_slow(pair.device);
+    if (pair.error.empty() && !certain && (lossy || !all.why_slow(pair).empty())) {
       found.push_back(i);
     }
   }
@@ -414,48 +500,59 @@ std::string warnings_of(const PairResult& pair, std::set<std::string>& said) {
 }
 
 std::vector<Outlier> find_outliers(const std::vector<PairResult>& pairs) {
-  std::map<int, std::vector<const PairResult*>> by_device;
+  std::map<int, std::vector<double>> times;
   for (const PairResult& pair : pairs) {
     if (pair.error.empty()) {
-      by_device[pair.device].push_back(&pair);
+      times[pair.device].push_back(pair.round_trip_us);
     }
   }
-  const Rates all(pairs);
+  Rates all(pairs);
   std::vector<Outlier> found;
-  for (const auto& [device, good] : by_device) {
-    std::vector<double> times;
-    std::vector<double> rates;
-    for (const PairResult* pair : good) {
-      times.push_back(pair->round_trip_us);
-      rates.push_back(pair->gigabytes_per_s);
+  for (const PairResult& pair : pairs) {
+    if (!pair.error.empty()) {
+      continue;
     }
-    const bool enough = good.size() >= outliers_from;
-    const double time = middle_of(times);
-    const double rate = enough ? middle_of(rates) : 0;
-    for (const PairResult* pair : good) {
-      if (const std::string why = all.why_slow(*pair, rate); !why.empty()) {
-        found.push_back({pair, true, why});
-      } else if (enough && pair->round_trip_us > time * outlier) {
-        found.push_back({pair, false, fmt::format("the median of all pairs is {:.1f}", time)});
+    const std::vector<double>& of_all = times[pair.device];
+    const double time = of_all.size() < outliers_from ? 0 : quantile(of_all, 0.5);
+    if (const std::string why = all.why_slow(pair); !why.empty()) {
+      // What was not tried alone is as likely as what was.
+      if (pair.alone ? is_certainly_slow(pair) : all.are_certainly_slow(pair.device)) {
+        found.push_back({&pair, Outlier::Kind::slow, why});
+      } else if (pair.alone) {
+        found.push_back({&pair, Outlier::Kind::perhaps_slow, why});
       }
+    } else if (time > 0 && pair.round_trip_us > time * outlier) {
+      found.push_back(
+          {&pair, Outlier::Kind::late, fmt::format("the median of all pairs is {:.1f}", time)});
     }
   }
   return found;
 }
 
 Finding finding_of(const Outlier& outlier, const std::string& where) {
-  if (outlier.slow) {
-    return {Level::warning,
-            fmt::format("{}: {:.3f} GB/s, {}", where, outlier.pair->gigabytes_per_s, outlier.why),
-            "look for errors and discards on the ports between them, a link that came up slow, a "
-            "limit of rate (`tc qdisc`), or a busy host; run the check again",
-            {}};
+  const PairResult& pair = *outlier.pair;
+  switch (outlier.kind) {
+    case Outlier::Kind::slow:
+      return {Level::warning,
+              fmt::format("{}: {:.3f} GB/s, {}", where, pair.gigabytes_per_s, outlier.why),
+              "look for errors and discards on the ports between them, a link that came up slow, "
+              "or a limit of rate (`tc qdisc`); run the check again",
+              {}};
+    case Outlier::Kind::perhaps_slow:
+      return {Level::hint,
+              fmt::format("{}: {:.3f} GB/s, {}; a host moved {:.3f} to itself in that moment",
+                          where, pair.gigabytes_per_s, outlier.why, pair.own_gigabytes_per_s),
+              "a host is busy, or its NIC's slot is slow (LnkSta in `lspci -vv`): look what else "
+              "runs there, and run the check again",
+              {}};
+    case Outlier::Kind::late:
+      break;
   }
-  return {Level::hint,
-          fmt::format("{}: a round trip takes {:.1f} us, {}", where, outlier.pair->round_trip_us,
-                      outlier.why),
-          "look at the route between them, and whether a host is busy; run the check again",
-          {}};
+  return {
+      Level::hint,
+      fmt::format("{}: a round trip takes {:.1f} us, {}", where, pair.round_trip_us, outlier.why),
+      "look at the route between them, and whether a host is busy; run the check again",
+      {}};
 }
 
 std::vector<Finding> judge(const std::vector<PairResult>& pairs,

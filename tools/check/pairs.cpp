@@ -2,21 +2,16 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <tuple>
 #include <utility>
 
-#include "runtime/base/clock.h"
 #include "runtime/fabric/provider.h"
-#include "runtime/telemetry/counter_reader.h"
-#include "tools/check/meeting.h"
+#include "tools/check/device_trial.h"
 #include "tools/common/terminal.h"
 
 namespace nccl_ha::tools {
@@ -24,193 +19,29 @@ namespace {
 
 using nlohmann::json;
 
-/// A setting of this process for as long as this lives.
-class Setting {
- public:
-  Setting(std::string variable, const std::string& value) : variable_(std::move(variable)) {
-    if (const char* before = getenv(variable_.c_str())) {
-      before_ = before;
-    }
-    setenv(variable_.c_str(), value.c_str(), 1);
-  }
-  ~Setting() {
-    if (before_) {
-      setenv(variable_.c_str(), before_->c_str(), 1);
-    } else {
-      unsetenv(variable_.c_str());
-    }
-  }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-
- private:
-  std::string variable_;
-  std::optional<std::string> before_;
-};
-
-/// What this process has sent as datagrams over each of its paths, and what was found lost of it.
-struct SegmentCount {
-  uint64_t sent = 0;
-  uint64_t lost = 0;
-};
-/// By the id of the path's block, of which none is used twice.
-using SegmentCounts = std::map<uint64_t, SegmentCount>;
-
-/// Nothing where the plugin keeps no counters.
-SegmentCounts count_segments(const std::string& directory) {
-  SegmentCounts counts;
-  if (directory.empty()) {
-    return counts;
-  }
-  const auto files = read_counters_of(static_cast<uint32_t>(getpid()), directory, EventsWanted::no);
-  for (const ProcessCounterFile& file : files ? *files : std::vector<ProcessCounterFile>()) {
-    for (const CounterSnapshot::Block& block : file.snapshot.blocks) {
-      const CounterSnapshot::Scope& scope = file.snapshot.scopes[block.scope];
-      for (size_t i = 0; scope.name == "datagram_path" && i < block.values.size(); ++i) {
-        const std::string& name = scope.counters[i].name;
-        counts[block.id].sent += name == "segments_sent" ? block.values[i] : 0;
-        counts[block.id].lost += name == "fast_retransmits" ? block.values[i] : 0;
-      }
-    }
-  }
-  return counts;
-}
-
-/// Those of paths that are not in `before`: they belong to one meeting.
-void add_segments(const SegmentCounts& before, const SegmentCounts& now, PairResult& result) {
-  for (const auto& [path, count] : now) {
-    if (!before.contains(path)) {
-      result.segments += count.sent;
-      result.segments_lost += count.lost;
-    }
-  }
-}
-
-/// One device's meetings: the plugin, loaded so that it sees this device only.
-class DeviceTrial {
- public:
-  DeviceTrial(World& world, Duration patience, std::string counters_dir)
-      : world_(world), patience_(patience), counters_dir_(std::move(counters_dir)) {}
-  ~DeviceTrial() {
-    if (library_) {
-      static_cast<void>(library_->api().finalize());
-      library_.reset();
-    }
-  }
-  DeviceTrial(const DeviceTrial&) = delete;
-  DeviceTrial& operator=(const DeviceTrial&) = delete;
-
-  Result<void> open(const std::string& plugin, const CheckedDevice& device) {
-    only_.emplace(device.variable, device.value);
-    auto library = NetLibrary::open(plugin, 0);
-    if (!library) {
-      return library.error();
-    }
-    library_ = std::move(*library);
-    // A device may have gone since this host was looked at: that is what is looked for here.
-    if (auto begun = library_->api().init(); !begun) {
-      unusable_ = begun.error().message();
-      return {};
-    }
-    auto count = library_->api().devices();
-    if (!count || *count < 1) {
-      unusable_ = count ? fmt::format("the plugin has no device {} any more", device.name)
-                        : count.error().message();
-    }
-    return {};
-  }
-  /// Why the device cannot be tried; empty: it can.
-  const std::string& unusable() const { return unusable_; }
-
-  /// Every rank calls it, those without a partner too: they take part in the exchange.
-  Result<void> meet(std::optional<uint32_t> partner, PairResult& result) {
-    static_cast<void>(take_plugin_warnings());
-    NetHandle handle{};
-    std::optional<Meeting> meeting;
-    if (partner) {
-      SteadyClock clock;
-      result.from = std::min(world_.rank(), *partner);
-      result.to = std::max(world_.rank(), *partner);
-      meeting.emplace(world_, library_->api(), clock.now() + patience_);
-      if (auto listening = meeting->listen(handle); !listening) {
-        result.error = listening.error().message();
-      }
-    }
-    auto handles = world_.all_gather(
-        partner && result.error.empty()
-            ? std::string(reinterpret_cast<const char*>(handle.data()), handle.size())
-            : std::string());
-    if (!handles) {
-      return handles.error();
-    }
-    if (!partner) {
-      return {};
-    }
-    const std::string& peer = (*handles)[*partner];
-    if (result.error.empty() && peer.size() == handle.size()) {
-      std::memcpy(handle.data(), peer.data(), peer.size());
-      const SegmentCounts before = count_segments(counters_dir_);
-      talk(*meeting, handle, world_.rank() < *partner, result);
-      add_segments(before, count_segments(counters_dir_), result);
-    } else if (result.error.empty()) {
-      result.error = "the other side could not listen";
-    }
-    meeting.reset();
-    result.warnings = take_plugin_warnings();
-    // What made it fail is told by the error already.
-    std::erase_if(result.warnings, [&](const std::string& warning) {
-      return result.error.find(warning) != std::string::npos;
-    });
-    return {};
-  }
-
- private:
-  /// Runs one meeting to its end and writes down how it went.
-  void talk(Meeting& meeting, const NetHandle& handle, bool first, PairResult& result) const {
-    const uint64_t seed = (uint64_t{result.from} << 40) + (uint64_t{result.to} << 16) +
-                          static_cast<uint64_t>(result.device);
-    if (auto connected = meeting.connect(handle); !connected) {
-      result.error = connected.error().message();
-      return;
-    }
-    auto small = meeting.small(first, seed);
-    if (!small) {
-      result.error = "small messages: " + small.error().message();
-      return;
-    }
-    result.round_trip_us = *small;
-    auto large = meeting.large(seed + 1000);
-    if (!large) {
-      result.error = "large messages: " + large.error().message();
-      return;
-    }
-    result.gigabytes_per_s = *large;
-  }
-
-  World& world_;
-  Duration patience_;
-  std::unique_ptr<NetLibrary> library_;
-  std::string counters_dir_;  ///< empty: nothing is counted
-  std::string unusable_;
-  std::optional<Setting> only_;
-};
-
 /// 0 is unknown.
-template <class T>
-T slower_of(T one, T other) {
-  return one == T{} ? other : other == T{} ? one : std::min(one, other);
+int64_t slower_of(int64_t one, int64_t other) {
+  return one == 0 ? other : other == 0 ? one : std::min(one, other);
 }
 
-/// Of two results about a pair and a device the better one stays.
+/// Of two results about a pair and a device the better one stays, with what the hosts moved to
+/// themselves at the later one: it was tried again because the first proved nothing.
 void keep_better(std::vector<PairResult>& results, PairResult result) {
   const auto before = std::find_if(results.begin(), results.end(), [&](const PairResult& one) {
     return one.from == result.from && one.to == result.to && one.device == result.device;
   });
   if (before == results.end()) {
     results.push_back(std::move(result));
-  } else if (!before->error.empty()) {
+    return;
+  }
+  if (!before->error.empty()) {
     *before = std::move(result);
-  } else if (result.error.empty()) {
+    return;
+  }
+  before->alone |= result.alone;
+  before->own_gigabytes_per_s = result.own_gigabytes_per_s;
+  if (result.error.empty()) {
+    before->segments_dropped = std::max(before->segments_dropped, result.segments_dropped);
     before->round_trip_us = std::min(before->round_trip_us, result.round_trip_us);
     before->gigabytes_per_s = std::max(before->gigabytes_per_s, result.gigabytes_per_s);
     if (result.segments_lost < before->segments_lost) {
@@ -241,43 +72,97 @@ Result<std::vector<PairResult>> seen_by_all(World& world, const std::vector<Pair
   return merge(all, std::vector<std::string>(world.size()));
 }
 
-/// Tries these cables, at most one of this rank's, and enters its result or the better one of two.
-Result<void> try_round(World& world, const Trials& trials, const MeshPlan& plan,
-                       const std::vector<MeshSheet>& sheets, const std::vector<size_t>& cables,
-                       std::vector<PairResult>& results) {
-  DeviceTrial trial(world, trials.patience, trials.counters_dir);
+/// What one rank does in a round: one device with one partner, or nothing.
+struct Turn {
   std::optional<uint32_t> partner;
-  PairResult result;
+  const CheckedDevice* device = nullptr;
+  PairResult result = {};  ///< so far: its device
+};
+
+/// Every rank calls it.  The plugin is loaded for this turn only, as what it says later of a
+/// connection that failed is not about the next partner.  `alone`: no other rank has a partner, and
+/// each of both also measures what it moves to itself in that moment, before and after.
+Result<void> take_turn(World& world, const Trials& trials, Turn turn, bool alone,
+                       std::vector<PairResult>& results) {
+  PairResult& result = turn.result;
+  const bool measures = alone && turn.partner;
+  const double before = measures ? own_rate(world, trials, *turn.device) : 0;
+  {
+    DeviceTrial trial(world, trials);
+    if (turn.partner) {
+      if (auto opened = trial.open(*turn.device); !opened) {
+        return opened.error();
+      }
+    }
+    const bool usable = trial.unusable().empty();
+    if (auto met = trial.meet(usable ? turn.partner : std::nullopt, result);
+        !met || !turn.partner) {
+      return met;
+    }
+    result.error = usable ? result.error : trial.unusable();
+  }
+  result.from = std::min(world.rank(), *turn.partner);
+  result.to = std::max(world.rank(), *turn.partner);
+  result.alone = alone;
+  result.speed_mbps = turn.device->speed_mbps;
+  if (measures) {
+    result.own_gigabytes_per_s = std::min(before, own_rate(world, trials, *turn.device));
+  }
+  keep_better(results, std::move(result));
+  return {};
+}
+
+/// What went badly is tried alone: hosts were busy with other pairs, perhaps, or with something
+/// else.  `of_cables`: results are compared with each other whatever their number.  `take` has
+/// every rank take its turn with one of them.
+template <class Take>
+Result<void> try_some_again(World& world, const std::vector<PairResult>& results, bool of_cables,
+                            Take&& take) {
+  constexpr int tries_max = 3;
+  for (int i = 0; i < tries_max; ++i) {
+    const auto seen = seen_by_all(world, results);
+    if (!seen) {
+      return seen.error();
+    }
+    std::vector<PairResult> compared = *seen;
+    for (PairResult& one : compared) {
+      one.device = of_cables ? 0 : one.device;
+    }
+    const std::vector<size_t> again = to_try_again(compared);
+    if (again.empty()) {
+      return {};
+    }
+    for (const size_t index : again) {
+      if (auto taken = take((*seen)[index]); !taken) {
+        return taken;
+      }
+    }
+  }
+  return {};
+}
+
+/// A rank's turn with these cables, of which it has one end at most.
+Result<Turn> turn_of(const World& world, const Trials& trials, const MeshPlan& plan,
+                     const std::vector<MeshSheet>& sheets, const std::vector<size_t>& cables) {
+  Turn turn;
   for (const size_t number : cables) {
     const auto& ends = plan.cables[number].ends;
     const size_t own = ends[0].rank == world.rank() ? 0 : 1;
     if (ends[own].rank != world.rank()) {
       continue;
     }
-    partner = ends[1 - own].rank;
-    result.device = static_cast<int>(number);
-    result.device_name = cable_name(plan.cables[number], sheets);
+    turn.partner = ends[1 - own].rank;
+    turn.result.device = static_cast<int>(number);
+    turn.result.device_name = cable_name(plan.cables[number], sheets);
     const std::string& interface = sheets[world.rank()].ports[ends[own].port].name;
     const auto device = std::find_if(trials.devices.begin(), trials.devices.end(),
                                      [&](const auto& one) { return one.interface == interface; });
     if (device == trials.devices.end()) {
       return fail(Errc::internal, "no device at " + interface);
     }
-    if (auto opened = trial.open(trials.plugin, *device); !opened) {
-      return opened.error();
-    }
-    result.speed_mbps = device->speed_mbps;
-    result.own_gigabytes_per_s = trials.own_gigabytes_per_s;
+    turn.device = &*device;
   }
-  const bool usable = trial.unusable().empty();
-  if (auto met = trial.meet(usable ? partner : std::nullopt, result); !met || !partner) {
-    return met;
-  }
-  result.from = std::min(world.rank(), *partner);
-  result.to = std::max(world.rank(), *partner);
-  result.error = usable ? result.error : trial.unusable();
-  keep_better(results, std::move(result));
-  return {};
+  return turn;
 }
 
 /// The devices of a host that are tried with other hosts' devices of the same number.
@@ -296,7 +181,15 @@ class PairTrials {
     if (auto tried = try_all(); !tried) {
       return tried.error();
     }
-    if (auto tried = try_some_again(); !tried) {
+    const auto again = [&](const PairResult& pair) {
+      Turn turn;
+      if (world_.rank() == pair.from || world_.rank() == pair.to) {
+        turn = turn_with(world_.rank() == pair.from ? pair.to : pair.from,
+                         static_cast<size_t>(pair.device));
+      }
+      return take_turn(world_, trials_, std::move(turn), true, results_);
+    };
+    if (auto tried = try_some_again(world_, results_, false, again); !tried) {
       return tried.error();
     }
     return std::move(results_);
@@ -308,87 +201,31 @@ class PairTrials {
     const size_t most = *std::max_element(device_counts_.begin(), device_counts_.end());
     const auto partners = meetings(world_.rank(), world_.size());
     for (size_t device = 0; device < most; ++device) {
-      DeviceTrial trial(world_, trials_.patience, trials_.counters_dir);
-      if (device < trials_.devices.size()) {
-        if (auto opened = trial.open(trials_.plugin, trials_.devices[device]); !opened) {
-          return opened;
-        }
-      }
       for (size_t at = 0; at < partners.size(); ++at) {
         if (world_.rank() == 0 && progress.due()) {
           progress.show(
               fmt::format("trying connections between {} hosts: {}%", world_.size(),
                           (device * partners.size() + at) * 100 / (most * partners.size())));
         }
-        if (auto met = meet(trial, device, partners[at]); !met) {
-          return met;
+        Turn turn;
+        if (partners[at] && device < trials_.devices.size() &&
+            device < device_counts_[*partners[at]]) {
+          turn = turn_with(*partners[at], device);
+        }
+        if (auto taken = take_turn(world_, trials_, std::move(turn), false, results_); !taken) {
+          return taken;
         }
       }
     }
     return {};
   }
 
-  /// Hosts were busy with other pairs, perhaps: what went badly is tried alone.
-  Result<void> try_some_again() {
-    const auto seen = seen_by_all(world_, results_);
-    if (!seen) {
-      return seen.error();
-    }
-    const std::vector<size_t> again = to_try_again(*seen);
-    for (size_t i = 0; i < again.size(); ++i) {
-      const PairResult& pair = (*seen)[again[i]];
-      if (i >= tries_again_max) {
-        forget_losses(pair);
-        continue;
-      }
-      const bool takes_part = world_.rank() == pair.from || world_.rank() == pair.to;
-      const auto device = static_cast<size_t>(pair.device);
-      DeviceTrial trial(world_, trials_.patience, trials_.counters_dir);
-      if (takes_part) {
-        if (auto opened = trial.open(trials_.plugin, trials_.devices[device]); !opened) {
-          return opened;
-        }
-      }
-      const uint32_t other = world_.rank() == pair.from ? pair.to : pair.from;
-      if (auto met = meet(trial, device, takes_part ? std::optional(other) : std::nullopt); !met) {
-        return met;
-      }
-    }
-    return {};
+  Turn turn_with(uint32_t partner, size_t device) const {
+    Turn turn{partner, &trials_.devices[device]};
+    turn.result.device = static_cast<int>(device);
+    turn.result.device_name = turn.device->name;
+    return turn;
   }
-
-  /// What gets lost while other pairs are busy says nothing of the network.
-  void forget_losses(const PairResult& pair) {
-    for (PairResult& one : results_) {
-      if (one.from == pair.from && one.to == pair.to && one.device == pair.device) {
-        one.segments_lost = 0;
-      }
-    }
-  }
-
-  /// All ranks call it together, those without a partner too.
-  Result<void> meet(DeviceTrial& trial, size_t device, std::optional<uint32_t> partner) {
-    if (partner && (device >= trials_.devices.size() || device >= device_counts_[*partner])) {
-      partner.reset();
-    }
-    PairResult result;
-    result.device = static_cast<int>(device);
-    const bool usable = trial.unusable().empty();
-    if (auto met = trial.meet(usable ? partner : std::nullopt, result); !met || !partner) {
-      return met;
-    }
-    result.from = std::min(world_.rank(), *partner);
-    result.to = std::max(world_.rank(), *partner);
-    result.device_name = trials_.devices[device].name;
-    result.speed_mbps = trials_.devices[device].speed_mbps;
-    result.own_gigabytes_per_s = trials_.own_gigabytes_per_s;
-    result.error = usable ? result.error : trial.unusable();
-    keep_better(results_, std::move(result));
-    return {};
-  }
-
-  /// So many at most: each takes a second or more, and more than these are no accident.
-  static constexpr size_t tries_again_max = 16;
 
   World& world_;
   const Trials& trials_;
@@ -428,9 +265,11 @@ json to_json(const PairResult& r) {
           {"round_trip_us", r.round_trip_us},
           {"gigabytes_per_s", r.gigabytes_per_s},
           {"speed_mbps", r.speed_mbps},
+          {"alone", r.alone},
           {"own_gigabytes_per_s", r.own_gigabytes_per_s},
           {"segments", r.segments},
-          {"segments_lost", r.segments_lost}};
+          {"segments_lost", r.segments_lost},
+          {"segments_dropped", r.segments_dropped}};
 }
 
 Result<PairResult> pair_from_json(const json& from) {
@@ -445,9 +284,11 @@ Result<PairResult> pair_from_json(const json& from) {
     result.round_trip_us = from.at("round_trip_us");
     result.gigabytes_per_s = from.at("gigabytes_per_s");
     result.speed_mbps = from.value("speed_mbps", int64_t{0});
+    result.alone = from.value("alone", false);
     result.own_gigabytes_per_s = from.value("own_gigabytes_per_s", 0.0);
     result.segments = from.value("segments", uint64_t{0});
     result.segments_lost = from.value("segments_lost", uint64_t{0});
+    result.segments_dropped = from.value("segments_dropped", uint64_t{0});
     return result;
   } catch (const json::exception& error) {
     return fail(Errc::internal, fmt::format("a rank's result cannot be read: {}", error.what()));
@@ -478,33 +319,33 @@ Result<std::vector<PairResult>> try_cables(World& world, const Trials& trials, c
   // A way over relays would hide what is wrong with the cable.
   const Setting no_relays("HA_NCCL_MESH_RELAY", "off");
   std::vector<PairResult> results;
+  const auto take = [&](const std::vector<size_t>& cables, bool alone) -> Result<void> {
+    auto turn = turn_of(world, trials, plan, sheets, cables);
+    return turn ? take_turn(world, trials, std::move(*turn), alone, results)
+                : Result<void>(turn.error());
+  };
   ProgressLine progress;
   for (size_t round = 0; round < plan.rounds.size(); ++round) {
     if (world.rank() == 0 && progress.due()) {
       progress.show(fmt::format("trying {} cables: {}%", plan.cables.size(),
                                 round * 100 / plan.rounds.size()));
     }
-    if (auto tried = try_round(world, trials, plan, sheets, plan.rounds[round], results); !tried) {
+    if (auto tried = take(plan.rounds[round], false); !tried) {
       return tried.error();
     }
   }
-  const auto seen = seen_by_all(world, results);
-  if (!seen) {
-    return seen.error();
-  }
-  // Hosts were busy with others, perhaps: each of these alone.
-  for (const size_t index : to_try_again(*seen)) {
-    const auto cable = static_cast<size_t>((*seen)[index].device);
-    if (auto tried = try_round(world, trials, plan, sheets, {cable}, results); !tried) {
-      return tried.error();
-    }
+  const auto again = [&](const PairResult& pair) {
+    return take({static_cast<size_t>(pair.device)}, true);
+  };
+  if (auto tried = try_some_again(world, results, true, again); !tried) {
+    return tried.error();
   }
   return results;
 }
 
 bool is_worth_telling(const PairResult& result, uint32_t rank) {
   return rank == result.from || !result.error.empty() || !result.warnings.empty() ||
-         result.segments_lost > 0;
+         result.segments_lost > 0 || result.alone;
 }
 
 std::vector<PairResult> merge(const std::vector<PairResult>& seen,
@@ -515,7 +356,7 @@ std::vector<PairResult> merge(const std::vector<PairResult>& seen,
         merged.emplace(std::tuple(result.from, result.to, result.device), result);
     PairResult& known = at->second;
     known.speed_mbps = slower_of(known.speed_mbps, result.speed_mbps);
-    known.own_gigabytes_per_s = slower_of(known.own_gigabytes_per_s, result.own_gigabytes_per_s);
+    known.own_gigabytes_per_s = std::min(known.own_gigabytes_per_s, result.own_gigabytes_per_s);
     if (!result.error.empty() || !result.warnings.empty()) {
       known.sides[result.seen_by] = result.error +
                                     (result.error.empty() || result.warnings.empty() ? "" : "; ") +
@@ -524,6 +365,7 @@ std::vector<PairResult> merge(const std::vector<PairResult>& seen,
     if (fresh) {
       continue;
     }
+    known.segments_dropped += result.segments_dropped;
     if (result.segments_lost > known.segments_lost) {
       known.segments = result.segments;
       known.segments_lost = result.segments_lost;

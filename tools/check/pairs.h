@@ -34,10 +34,14 @@ struct PairResult {
   double round_trip_us = 0;           ///< median of small messages
   double gigabytes_per_s = 0;         ///< median of large messages, both directions at once
   int64_t speed_mbps = 0;             ///< of the device, 10^6 bit/s; 0: unknown
-  double own_gigabytes_per_s = 0;     ///< own_rate() of the host; 0: unknown
+  bool alone = false;                 ///< at last it was tried while no other pair was
+  /// Then what the slower of both hosts moved to itself right before and after; 0: unknown.
+  double own_gigabytes_per_s = 0;
   /// Datagrams that whoever tells this sent, and how many of them were found lost.
   uint64_t segments = 0;
   uint64_t segments_lost = 0;
+  /// How many at most a socket of its host had no room for: no fault of the network.
+  uint64_t segments_dropped = 0;
   /// What merge() and explain() enter: what each rank said of it, and that another finding is the
   /// cause of its error or warnings.
   std::map<uint32_t, std::string> sides = {};
@@ -63,12 +67,11 @@ struct Trials {
   std::vector<CheckedDevice> devices;
   std::string counters_dir;  ///< HA_NCCL_COUNTERS_DIR
   Duration patience{};
-  double own_gigabytes_per_s = 0;  ///< own_rate()
 };
-/// Meets every other rank on every device, each time for at most `patience`, and once more alone
-/// where that went badly.  All ranks call it together; each gets the results of its own meetings.
-/// Changes the environment while it runs.  An error only where the ranks lose each other or the
-/// plugin cannot be used.
+/// Meets every other rank on every device, each time for at most `patience`, and alone, up to three
+/// times more, where that went badly.  All ranks call it together; each gets the results of its own
+/// meetings. Changes the environment while it runs.  An error only where the ranks lose each other
+/// or the plugin cannot be used.
 Result<std::vector<PairResult>> try_pairs(World& world, const Trials& trials);
 
 /// The same over the cables of a mesh: each is tried by itself, by the hosts at its ends.  Results
@@ -91,9 +94,10 @@ std::vector<Finding> judge(const std::vector<PairResult>& pairs,
 
 // Parts of that, for meshes.
 
-/// Its datagrams get lost, more of them than hosts lose that are busy.
+/// Its datagrams get lost, more of them than hosts lose that are busy, also where it is alone.
 bool is_lossy(const PairResult& pair);
-/// Those, by their place, that lose datagrams, are slow, or did connect and then failed.
+/// Those, by their place, that lose datagrams, look slow or failed without a reason, and of which
+/// it is not certain yet that no busy host is to blame.  Not all of very many.
 std::vector<size_t> to_try_again(const std::vector<PairResult>& pairs);
 
 /// What to do about what the plugin said.
@@ -104,12 +108,17 @@ std::string warnings_of(const PairResult& pair, std::set<std::string>& said);
 
 /// A pair that works much worse than it should.
 struct Outlier {
+  enum class Kind : uint8_t {
+    slow,          ///< and no busy host explains it
+    perhaps_slow,  ///< a host moved no more to itself in that moment
+    late,          ///< its round trips take long
+  };
   const PairResult* pair = nullptr;
-  bool slow = false;  ///< else its round trips take long
-  std::string why;    ///< with what it is compared
+  Kind kind = Kind::slow;
+  std::string why;  ///< with what it is compared
 };
-/// Pairs that are slow beside the median of their device's, beside another device of the same two
-/// hosts, or beside what link and host can do.  Pure.
+/// Pairs that are slow beside the others on their device, beside another device of the same two
+/// hosts, or beside what their link can do.  Pure.
 std::vector<Outlier> find_outliers(const std::vector<PairResult>& pairs);
 Finding finding_of(const Outlier& outlier, const std::string& where);
 

@@ -8,6 +8,7 @@
 #include <exception>
 #include <new>
 #include <sstream>
+#include <system_error>
 #include <vector>
 
 #include "tools/common/nearest.h"
@@ -124,6 +125,11 @@ int parse_and_run(CLI::App& app, int argc, char** argv, ReplacementOf known) {
                     "memory.max",
                     "", as_json, status_not_done);
   } catch (const std::exception& error) {
+    const auto* failed = dynamic_cast<const std::system_error*>(&error);
+    if (failed != nullptr && std::ferror(stdout) != 0) {
+      note_output_error(failed->code().value());
+      return status_not_done;
+    }
     // What no command foresaw.
     return not_done(
         app, command_of(app),
@@ -139,7 +145,8 @@ std::string wrapped_help(const std::string& text, size_t columns) {
   std::istringstream in(text);
   std::string out;
   for (std::string line; std::getline(in, line);) {
-    const size_t begin = std::min(line.find_first_not_of(' '), line.size());
+    const bool remark = line.starts_with("# ");
+    const size_t begin = remark ? 2 : std::min(line.find_first_not_of(' '), line.size());
     const size_t gap = line.find("  ", begin);
     const size_t explained = gap == std::string::npos ? gap : line.find_first_not_of(' ', gap);
     const size_t indent =
@@ -150,10 +157,14 @@ std::string wrapped_help(const std::string& text, size_t columns) {
         blank = line.rfind(' ', blank - 1);
       }
       if (blank == std::string::npos || blank <= indent) {
-        break;  // a word that is longer than that
+        blank = line.find(' ', std::max(columns, indent));  // a word that is longer than that
+      }
+      if (blank == std::string::npos) {
+        break;
       }
       out += line.substr(0, blank) + '\n';
-      line = std::string(indent, ' ') + line.substr(blank + 1);
+      line = (remark ? "# " : "") + std::string(remark ? indent - 2 : indent, ' ') +
+             line.substr(blank + 1);
     }
     out += line + '\n';
   }

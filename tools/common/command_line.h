@@ -12,7 +12,7 @@ namespace nccl_ha::tools {
 
 /// Lines of at most `columns` characters where words allow it.  What goes on stands below what its
 /// line explains: behind the first gap of two blanks, or behind its indentation; no line begins
-/// with the name of an option for that.
+/// with the name of an option for that.  What goes on of a remark ("# ...") is one, too.
 std::string wrapped_help(const std::string& text, size_t columns);
 
 /// What to use in place of an option of another program that `command` does not have; empty:

@@ -20,8 +20,8 @@ namespace {
 int output_error = 0;
 
 void note_output(bool written) {
-  if (!written && output_error == 0) {
-    output_error = errno;
+  if (!written) {
+    note_output_error(errno);
   }
 }
 
@@ -99,6 +99,8 @@ std::FILE* beside(const std::string& path) {
                     named.st_dev == out.st_dev && named.st_ino == out.st_ino;
   return same ? stderr : stdout;
 }
+
+void note_output_error(int error) { output_error = output_error == 0 ? error : output_error; }
 
 void flush_output() {
   errno = 0;

@@ -33,6 +33,9 @@ Result<void> can_be_written(const std::string& path);
 /// what `path` leads to.
 std::FILE* beside(const std::string& path);
 
+/// The errno of a write to standard output that failed; finish_output() tells of it.
+void note_output_error(int error);
+
 /// Writes out what is buffered; finish_output() tells of what went wrong.
 void flush_output();
 /// The same at the end.  False, and a line on standard error, where standard output took

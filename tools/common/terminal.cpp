@@ -1,9 +1,11 @@
 #include "tools/common/terminal.h"
 
-#include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
+
+#include "tools/common/command_line.h"
 
 namespace nccl_ha::tools {
 namespace {
@@ -33,6 +35,16 @@ bool shows_colour(std::FILE* stream) {
 
 std::string painted(std::string_view text, Colour colour, bool colour_shown) {
   return colour_shown ? fmt::format("\x1b[{}m{}\x1b[0m", code_of(colour), text) : std::string(text);
+}
+
+size_t terminal_columns() {
+  winsize size{};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+void put_wrapped(const std::string& text) {
+  const size_t columns = terminal_columns();
+  fmt::print("{}", columns == 0 ? text : wrapped_help(text, columns));
 }
 
 ProgressLine::ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {}

@@ -1,10 +1,14 @@
-// What a terminal gets and a file does not: colour, and a line that says how far something is.
+// What a terminal gets and a file does not: colour, lines of its width, and a line that says how
+// far something is.
 #pragma once
+
+#include <fmt/format.h>
 
 #include <chrono>
 #include <cstdio>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "runtime/base/clock.h"
 
@@ -18,6 +22,17 @@ bool shows_colour(std::FILE* stream);
 
 /// The text in this colour where `colour_shown`, otherwise as it is.
 std::string painted(std::string_view text, Colour colour, bool colour_shown);
+
+/// Of the terminal that standard output is; 0: it is none.
+size_t terminal_columns();
+
+/// Whole lines, to standard output.  Where that is a terminal, they are wrapped at words
+/// (wrapped_help()).
+void put_wrapped(const std::string& text);
+template <class... T>
+void print_wrapped(fmt::format_string<T...> format, T&&... values) {
+  put_wrapped(fmt::format(format, std::forward<T>(values)...));
+}
 
 /// A line on standard error that is written over and over; nothing where that is no terminal.
 class ProgressLine {

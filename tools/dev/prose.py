@@ -11,11 +11,6 @@ CELL_MAX = 300  # characters of a table's cell
 COLUMNS_MAX = 100  # of a man page's line of text
 WORDS_HEADING = "## Words that have a better one"
 
-# Generated from runtime/base/settings.def, or not revised yet: their sentences may be longer.
-LATER = {"docs/architecture.md", "docs/configuration.md", "docs/control.md", "docs/fabrics.md",
-         "docs/failover-protocol.md", "docs/protocol.md", "docs/shadow-paths.md",
-         "tools/man/nccl-ha.7"}
-
 
 def is_page(path):
     top = len(path.parts) == 1 or path.parts[:-1] == ("docs",)

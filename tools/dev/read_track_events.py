@@ -2,9 +2,11 @@
 """Reads what `nccl-ha trace export` wrote, by protoc and a schema of its own, and draws a part of it.
 
 usage: tools/dev/read_track_events.py FILE [-o FILE.svg] [--from-ms X] [--to-ms Y] [--tracks WORD]
+                                      [--as-json FILE]
   -o          a picture: slices by track, instants as ticks, flows as lines
   --from-ms   of the trace: where the picture begins and where it ends (default: all)
   --tracks    only tracks under a connection or process whose name has that word
+  --as-json   the same events as Chrome's JSON, to compare with (docs/traces.md)
 
 Prints how many of each kind there are.  Exit status 1 where the export is wrong: a field that the
 schema does not have, a time that goes backwards, an end without a beginning, a track without a
@@ -12,6 +14,7 @@ description.  Status 2: it cannot be read.
 """
 import argparse
 import collections
+import json
 import pathlib
 import shutil
 import subprocess
@@ -192,6 +195,45 @@ class Picture:
         return "\n".join(out + ["</svg>"]) + "\n"
 
 
+def as_json(packets, trace):
+    """The same in the Trace Event Format: it knows processes and threads only, so each track is a
+    thread, and each end of a flow is an event of its own."""
+    processes = {int(track["uuid"][0]): int(track["process"][0]["pid"][0])
+                 for packet in packets for track in packet["track"] if track["process"]}
+
+    def root(number):
+        parent = trace.tracks[number][0]
+        return processes.get(number, root(parent) if parent else 1)
+
+    def full_name(number):
+        parent, name = trace.tracks[number]
+        return (f"{full_name(parent)} / " if parent and parent not in processes else "") + name
+
+    events = []
+    for number in trace.tracks:
+        kind = "process_name" if number in processes else "thread_name"
+        events.append({"ph": "M", "pid": root(number), "tid": number, "name": kind,
+                       "args": {"name": full_name(number)}})
+    left = {flow: len(ends) for flow, ends in trace.flows.items()}
+    for packet in packets:
+        for event in packet["event"]:
+            track = int(event["track"][0])
+            place = {"pid": root(track), "tid": track, "ts": int(packet["timestamp"][0]) / 1000}
+            kind = {"BEGIN": "B", "END": "E", "INSTANT": "i", "COUNTER": "C"}[event["type"][0]]
+            args = {one["name"][0]: (one["number"] or one["text"])[0]
+                    for one in event["annotation"]}
+            if kind == "C":
+                args = {"bytes": int(event["counter"][0])}
+            events.append({"ph": kind, **place, **({"name": event["name"][0]} if event["name"]
+                                                   else {}), **({"args": args} if args else {})})
+            for flow in event["flow"]:
+                first = left[flow] == len(trace.flows[flow])
+                left[flow] -= 1
+                events.append({"ph": "s" if first else "t" if left[flow] else "f", **place,
+                               "name": "chunk", "id": flow, "bp": "e"})
+    return json.dumps({"traceEvents": events}, separators=(",", ":")) + "\n"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=pathlib.Path)
@@ -199,17 +241,21 @@ def main():
     parser.add_argument("--from-ms", type=float, default=0)
     parser.add_argument("--to-ms", type=float)
     parser.add_argument("--tracks", default="")
+    parser.add_argument("--as-json", type=pathlib.Path)
     options = parser.parse_args()
     if shutil.which("protoc") is None:
         print("protoc is missing: install protobuf-compiler", file=sys.stderr)
         return 2
-    trace = Trace(packets_of(decoded(options.file)))
+    packets = packets_of(decoded(options.file))
+    trace = Trace(packets)
     print(f"{len(trace.tracks)} tracks, {len(trace.slices)} slices, {len(trace.instants)} instants, "
           f"{len(trace.counters)} counter values, {len(trace.flows)} flows ({trace.cut_flows} of what was under way), {trace.last} ns")
     if options.output:
         end = trace.last if options.to_ms is None else options.to_ms * 1e6
         picture = Picture(trace, options.from_ms * 1e6, end, options.tracks)
         options.output.write_text(picture.svg(), encoding="utf-8")
+    if options.as_json:
+        options.as_json.write_text(as_json(packets, trace), encoding="utf-8")
     for mistake in trace.mistakes[:20]:
         print(mistake, file=sys.stderr)
     return 1 if trace.mistakes else 0

@@ -21,6 +21,7 @@
 #include "tools/common/output.h"
 #include "tools/common/plugin_search.h"
 #include "tools/common/refusal.h"
+#include "tools/common/terminal.h"
 #include "tools/common/within.h"
 #include "tools/info/counters.h"
 #include "tools/info/routes.h"
@@ -133,10 +134,10 @@ json settings_json(const Config& config, const NcclConf& conf) {
 }
 
 void print_settings(const Config& config, const NcclConf& conf) {
-  fmt::print("{:<32} {:<12} {:<12} {}\n", "setting", "value", "default", "origin");
+  print_wrapped("{:<32} {:<12} {:<12} {}\n", "setting", "value", "default", "origin");
   for (const SettingView& view : describe(config, conf)) {
-    fmt::print("{:<32} {:<12} {:<12} {}\n", view.name, view.value.empty() ? "-" : view.value,
-               view.default_value.empty() ? "-" : view.default_value, view.origin);
+    print_wrapped("{:<32} {:<12} {:<12} {}\n", view.name, view.value.empty() ? "-" : view.value,
+                  view.default_value.empty() ? "-" : view.default_value, view.origin);
   }
 }
 
@@ -144,13 +145,13 @@ void print_rdma(const std::vector<fabric::NetDevice>& devices, const RdmaView& r
   for (size_t i = 0; i < devices.size(); ++i) {
     const fabric::NetDevice& d = devices[i];
     const ChosenPort& port = rdma.ports[d.index];
-    fmt::print("  {} {:<12} {}  {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}\n", i, d.name,
-               port.info.netdev.empty() ? to_text(port.info.link) : port.info.netdev,
-               gid_summary(port), port.info.mtu, d.speed_mbps, d.numa_node, d.guid,
-               d.pci_path.empty() ? "" : "  ", d.pci_path);
-    fmt::print("    GPU memory: {}\n", d.dmabuf        ? "by DMA-BUF"
-                                       : d.peer_memory ? "by a peer-memory module"
-                                                       : "no, NCCL stages through host memory");
+    print_wrapped("  {} {:<12} {}  {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}\n", i, d.name,
+                  port.info.netdev.empty() ? to_text(port.info.link) : port.info.netdev,
+                  gid_summary(port), port.info.mtu, d.speed_mbps, d.numa_node, d.guid,
+                  d.pci_path.empty() ? "" : "  ", d.pci_path);
+    print_wrapped("    GPU memory: {}\n", d.dmabuf        ? "by DMA-BUF"
+                                          : d.peer_memory ? "by a peer-memory module"
+                                                          : "no, NCCL stages through host memory");
   }
 }
 
@@ -158,16 +159,16 @@ void print_interfaces(const std::vector<NetInterface>& chosen, const fabric::Sel
                       bool numbered) {
   for (size_t i = 0; i < chosen.size(); ++i) {
     const NetInterface& d = chosen[i];
-    fmt::print("  {} {:<12} {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}{}{}\n",
-               numbered && d.offered ? std::to_string(i) : "+", d.name, addresses_text(d), d.mtu,
-               d.speed_mbps, d.numa_node, d.guid, d.pci_path.empty() ? "" : "  ", d.pci_path,
-               d.why_not.empty() ? "" : "  ", d.why_not);
+    print_wrapped("  {} {:<12} {}  mtu {}  {} Mbit/s  numa {}  guid {:016x}{}{}{}{}\n",
+                  numbered && d.offered ? std::to_string(i) : "+", d.name, addresses_text(d), d.mtu,
+                  d.speed_mbps, d.numa_node, d.guid, d.pci_path.empty() ? "" : "  ", d.pci_path,
+                  d.why_not.empty() ? "" : "  ", d.why_not);
   }
   for (const NetInterface& d : notes.left_out) {
-    fmt::print("  - {:<12} {}  not used: {}\n", d.name, addresses_text(d), d.why_not);
+    print_wrapped("  - {:<12} {}  not used: {}\n", d.name, addresses_text(d), d.why_not);
   }
   for (const std::string& warning : notes.warnings) {
-    fmt::print("  warning: {}\n", warning);
+    print_wrapped("  warning: {}\n", warning);
   }
 }
 
@@ -211,35 +212,35 @@ std::string progress_text(const Config& config) {
 }
 
 void print_kernel(const KernelSupport& kernel, const Config& config) {
-  fmt::print("\nkernel\n  UDP segmentation offload {}, receive offload {}\n",
-             kernel.segmentation ? "yes" : "no", kernel.coalescing ? "yes" : "no");
-  fmt::print("  socket buffers: {} bytes wanted, {} granted\n", config.dgram_socket_bytes,
-             kernel.granted_bytes);
+  print_wrapped("\nkernel\n  UDP segmentation offload {}, receive offload {}\n",
+                kernel.segmentation ? "yes" : "no", kernel.coalescing ? "yes" : "no");
+  print_wrapped("  socket buffers: {} bytes wanted, {} granted\n", config.dgram_socket_bytes,
+                kernel.granted_bytes);
   if (kernel.granted_bytes < config.dgram_socket_bytes) {
-    fmt::print("    for full speed: sysctl -w net.core.rmem_max={0} net.core.wmem_max={0}\n",
-               config.dgram_socket_bytes);
+    print_wrapped("    for full speed: sysctl -w net.core.rmem_max={0} net.core.wmem_max={0}\n",
+                  config.dgram_socket_bytes);
   }
-  fmt::print("  {}\n", progress_text(config));
+  print_wrapped("  {}\n", progress_text(config));
 }
 
 void print_plugin(const PluginSight& plugin) {
-  fmt::print("\nplugin\n  this program uses {}\n  {}\n",
-             plugin.here ? plugin.here->file : "what NCCL finds", plugin.text());
+  print_wrapped("\nplugin\n  this program uses {}\n  {}\n",
+                plugin.here ? plugin.here->file : "what NCCL finds", plugin.text());
   if (const std::string remedy = plugin.remedy(); !remedy.empty()) {
-    fmt::print("    do: {}\n", remedy);
+    print_wrapped("    do: {}\n", remedy);
   }
   if (plugin.other_network()) {
-    fmt::print("  NCCL_NET={}: NCCL uses that network and not this plugin\n", plugin.network);
+    print_wrapped("  NCCL_NET={}: NCCL uses that network and not this plugin\n", plugin.network);
   }
 }
 
 /// What NCCL's files set beside settings of the plugin.
 void print_conf(const NcclConf& conf) {
   if (!conf.variables.empty()) {
-    fmt::print("\nvariables from NCCL's files\n");
+    print_wrapped("\nvariables from NCCL's files\n");
   }
   for (const ConfVariable& one : conf.variables) {
-    fmt::print("  {}={}  {}\n", one.name, one.value, one.file);
+    print_wrapped("  {}={}  {}\n", one.name, one.value, one.file);
   }
 }
 
@@ -308,26 +309,27 @@ void show_host(const Config& config, const NcclConf& conf, bool as_json) {
     print_document(document("info", out));
     return;
   }
-  fmt::print("nccl-ha {} ({}), plugin ABI v6 to v12, fabric: {}\n\ndevices (what NCCL will see)\n",
-             version_number(), version_commit(), (*provider)->text(devices.front().kind));
+  print_wrapped(
+      "nccl-ha {} ({}), plugin ABI v6 to v12, fabric: {}\n\ndevices (what NCCL will see)\n",
+      version_number(), version_commit(), (*provider)->text(devices.front().kind));
   if (verbs) {
     print_rdma(devices, *rdma);
-    fmt::print("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");
+    print_wrapped("\ninterfaces (control connections, and datagrams to peers without RDMA)\n");
   }
   print_interfaces(interfaces, notes, !verbs);
   for (const std::string& line : port_halves_text(config, devices)) {
-    fmt::print("  {}\n", line);
+    print_wrapped("  {}\n", line);
   }
   if (!rdma->notes.empty()) {
-    fmt::print("\nRDMA\n");
+    print_wrapped("\nRDMA\n");
     for (const std::string& note : rdma->notes) {
-      fmt::print("  {}\n", note);
+      print_wrapped("  {}\n", note);
     }
   }
   print_kernel(kernel, config);
   print_plugin(plugin);
   print_conf(conf);
-  fmt::print("\n");
+  print_wrapped("\n");
   print_settings(config, conf);
 }
 

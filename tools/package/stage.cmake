@@ -83,6 +83,10 @@ License: Apache-2.0
  -- ${CPACK_PACKAGE_CONTACT}  ${stamp}
 ")
     execute_process(COMMAND gzip -n -9 -f ${doc}/changelog.Debian COMMAND_ERROR_IS_FATAL ANY)
+    if(EXISTS ${doc}/CHANGELOG.md)  # to which README.md leads; Debian's name for it is another one
+      execute_process(COMMAND gzip -n -9 -c ${doc}/CHANGELOG.md OUTPUT_FILE ${doc}/changelog.gz
+                      COMMAND_ERROR_IS_FATAL ANY)
+    endif()
     set(overrides "# The changelog begins with this build, which closes no report.
 ${package}: initial-upload-closes-no-bugs *
 ")
@@ -107,7 +111,8 @@ ${package}: maintainer-script-calls-systemctl *
     endif()
     set(lintian ${usr}/share/lintian/overrides/${package})
     file(WRITE ${lintian} "${overrides}")
-    file(CHMOD ${doc}/copyright ${doc}/changelog.Debian.gz ${lintian} PERMISSIONS ${readable})
+    file(GLOB changes ${doc}/changelog.*)
+    file(CHMOD ${doc}/copyright ${changes} ${lintian} PERMISSIONS ${readable})
   endif()
   file(CHMOD_RECURSE ${component} DIRECTORY_PERMISSIONS ${searchable})
 endforeach()

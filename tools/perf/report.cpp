@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "tools/common/command_line.h"
 #include "tools/common/terminal.h"
 #include "tools/perf/faults.h"
 #include "tools/perf/plan.h"
@@ -160,7 +161,7 @@ std::string plugin_label(const std::vector<PluginInfo>& plugins, size_t index) {
 }
 
 std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hosts,
-                        const std::vector<PluginInfo>& plugins) {
+                        const std::vector<PluginInfo>& plugins, size_t columns) {
   std::string text =
       fmt::format("# nccl-ha perf {}: {} ranks on {} host{}, {}\n", to_text(options.op), ranks,
                   hosts, hosts == 1 ? "" : "s", describe(options.op));
@@ -188,7 +189,8 @@ std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hos
                         plugins.size() == 1 ? "plugin" : (i == 0 ? "A" : "B"), p.name, p.abi,
                         p.file, p.device, p.speed_mbps, p.settings.empty() ? "" : ", ", p.settings);
   }
-  return text + "#\n" + columns_text(options, plugins.size());
+  return (columns == 0 ? text : wrapped_help(text, columns)) + "#\n" +
+         columns_text(options, plugins.size());
 }
 
 size_t table_width(const PerfOptions& options, size_t plugins) {

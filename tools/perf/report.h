@@ -72,8 +72,9 @@ Speeds speeds(const PerfOptions& options, uint32_t ranks, const Row& row, const 
 /// round-trip medians divided (less than 1: the first is faster).  0 when it cannot be told.
 double ratio(const PerfOptions& options, const Row& row);
 
+/// For a terminal of `columns` (0: none), that it may be narrower than the table.
 std::string header_text(const PerfOptions& options, uint32_t ranks, uint32_t hosts,
-                        const std::vector<PluginInfo>& plugins);
+                        const std::vector<PluginInfo>& plugins, size_t columns);
 /// Of the table, in columns.
 size_t table_width(const PerfOptions& options, size_t plugins);
 /// A line that says so if a terminal of `columns` (0: none) is narrower; or nothing.

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -220,7 +219,7 @@ class Supervisor {
       hosts_ = static_cast<uint32_t>(hosts.size());
     }
     ready_ = true;
-    print(header_text(o_, ranks_, hosts_, infos_));
+    print(header_text(o_, ranks_, hosts_, infos_, terminal_columns()));
     print(width_text(table_width(o_, plugins_.size()), terminal_columns()));
     for (const uint64_t bytes : size_sweep(o_)) {
       if (!run_size(bytes)) {
@@ -276,12 +275,6 @@ class Supervisor {
     }
     errors_.push_back(fmt::format("interrupted{}{}", current_.empty() ? "" : " at ", current_));
     std::fprintf(stderr, "nccl-ha perf: %s\n", errors_.back().c_str());
-  }
-
-  /// Of the terminal that the table goes to; 0: to none.
-  static size_t terminal_columns() {
-    winsize size{};
-    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
   }
 
   static Round round_of(const json& result) {

@@ -73,7 +73,8 @@ void RelayKeeper::on_signal() {
     return;
   }
   static_cast<void>(options_.manager.stopping());
-  context_->send_self({*options_.node, relay::RelayNode::drain, options_.drain_ms});
+  context_->send_self({*options_.node, relay::RelayNode::drain,
+                       static_cast<uint32_t>(context_->config().mesh_drain_ms)});
 }
 
 }  // namespace nccl_ha::tools

@@ -21,7 +21,6 @@ class RelayKeeper final : public Actor, private FdWatchOwner {
     ServiceManager manager{"", std::nullopt};
     std::string summary;           ///< for systemd
     std::optional<ActorId> node;   ///< of this worker; nullopt: this host does not relay
-    uint32_t drain_ms = 0;         ///< RelayNode::drain
     std::function<void()> finish;  ///< the process is to end; any number of times
     /// This host has other RDMA devices than the node, through which no path leads now.
     std::function<bool()> outdated;

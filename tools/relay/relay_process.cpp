@@ -296,7 +296,6 @@ Result<Ending::How> run_node(const Config& config) {
   keeper.signals = signals->release();
   keeper.manager = ServiceManager::from_environment();
   keeper.summary = "relay node " + relay::text(parts.view.self);
-  keeper.drain_ms = static_cast<uint32_t>(config.mesh_drain_ms);
   keeper.finish = [&parts] { parts.ending.tell(Ending::How::for_good); };
   keeper.outdated = [&parts, ifname = config.mesh_ifname] { return parts.outdated(ifname); };
   keeper.begin_anew = [&parts] { parts.ending.tell(Ending::How::to_begin_anew); };

@@ -23,6 +23,7 @@
 #include "tools/common/host_list.h"
 #include "tools/common/output.h"
 #include "tools/common/refusal.h"
+#include "tools/common/terminal.h"
 #include "tools/top/agents.h"
 #include "tools/top/screen.h"
 #include "tools/top/stat.h"
@@ -122,7 +123,8 @@ void show_stat(const TopOptions& options) {
   if (options.as_json) {
     print_stat_json(rows, sums, now.unreadable);
   } else {
-    for (const std::string& line : table_lines(rows, plain_columns)) {
+    const size_t columns = terminal_columns();
+    for (const std::string& line : table_lines(rows, columns == 0 ? plain_columns : columns)) {
       fmt::print("{}\n", line);
     }
     if (rows.empty() && now.unreadable.empty()) {

@@ -138,7 +138,8 @@ bool DatagramPath::transmit(Segment& segment, Channel channel) {
   if (!find_payload(*env_.memory, options_.domain, segment, request, parts, &count)) {
     break_path(CompletionStatus::local_protection,
                nccl_ha::fail(Errc::invalid_usage,
-                             "send buffer was deregistered while a transfer still used it"));
+                             "memory that is to be sent is not the processor's to read: taken back "
+                             "while a transfer still used it, or a GPU's"));
     return false;
   }
   const FrameHeader header = header_for(segment, request);

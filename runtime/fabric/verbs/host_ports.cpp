@@ -265,7 +265,7 @@ bool HostPorts::is_busy(const RdmaEnd& end) const {
 }
 
 /// Of a device that has failed since, a caller's memory has names only: whoever has other devices
-/// goes on over those.  A worker would tell the peer such a name as a key.
+/// goes on over those.
 Result<RegionKeys> HostPorts::add_memory(const RdmaEnd& end, const RegionOrigin& origin,
                                          Waits who) {
   const auto now = present(end);
@@ -274,9 +274,6 @@ Result<RegionKeys> HostPorts::add_memory(const RdmaEnd& end, const RegionOrigin&
     if (keys || now->device->health.usable()) {
       return keys;
     }
-  }
-  if (who == Waits::worker) {
-    return now ? gone(*now->device) : now.error();
   }
   const uint32_t name = next_name_.fetch_sub(1, std::memory_order_relaxed);
   return RegionKeys{name, name, 0};

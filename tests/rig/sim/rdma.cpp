@@ -374,6 +374,15 @@ void RdmaNic::release(RdmaQueuePair& pair) {
   pairs_.erase(pair.qp_num);
 }
 
+RdmaNic::Objects RdmaNic::objects() const {
+  if (failed_) {
+    return {};
+  }
+  const auto relaxed = std::count_if(regions_.begin(), regions_.end(),
+                                     [](const auto& one) { return one.second->relaxed; });
+  return {pairs_.size(), regions_.size() / 2, static_cast<size_t>(relaxed) / 2, queues_.size()};
+}
+
 int RdmaNic::duplicate(int fd) {
   return call(Verb::duplicate, false) != 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
 }

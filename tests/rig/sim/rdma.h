@@ -145,12 +145,11 @@ class RdmaNic {
   struct Objects {
     size_t pairs = 0;
     size_t regions = 0;
+    size_t relaxed = 0;  ///< of these regions
     size_t queues = 0;
   };
   /// What a device had that has failed is the kernel's to end.
-  Objects objects() const {
-    return failed_ ? Objects{} : Objects{pairs_.size(), regions_.size() / 2, queues_.size()};
-  }
+  Objects objects() const;
 
  private:
   friend struct RdmaFunctions;

@@ -249,6 +249,9 @@ struct RdmaFunctions {
     if ((mask & IBV_QP_PKEY_INDEX) != 0) {
       pair.asked.pkey_index = attributes->pkey_index;
     }
+    if ((mask & IBV_QP_MIN_RNR_TIMER) != 0) {
+      pair.asked.min_rnr_timer = attributes->min_rnr_timer;
+    }
     if ((mask & IBV_QP_RNR_RETRY) != 0) {
       pair.asked.rnr_retry = attributes->rnr_retry;
     }
