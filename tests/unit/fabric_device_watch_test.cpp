@@ -221,6 +221,8 @@ TEST_P(DeviceWatching, ALostDeviceIsGoneWhenItsOldestChannelIsClosed) {
 
 // One that is removed in order has one event, which is the last.
 TEST_P(DeviceWatching, ADeviceThatWasRemovedInOrderIsGoneWithItsOnlyEvent) {
+  happen(IBV_EVENT_GID_CHANGE);  // by then it is watched
+  ASSERT_TRUE(until([&] { return device_of_test_.acknowledged.load() == 1; }));
   close_channel();
   happen(IBV_EVENT_DEVICE_FATAL);
   EXPECT_TRUE(until([&] { return is_gone(); }));
