@@ -269,6 +269,13 @@ class ShadowCandidates {
                      "a rejected end is left alone for a bounded time");
     return one.times++ == 0;
   }
+  /// Another device is at that end now, of which nothing is known.
+  void forgive(End end, size_t nic) {
+    auto& nics = rejected_[static_cast<size_t>(end)];
+    if (nic < nics.size()) {
+      nics[nic] = {};
+    }
+  }
   /// See ha/invariant.h.
   const char* broken() const { return invariants_.broken(); }
 

@@ -107,6 +107,14 @@ uint8_t pci_distance(std::string_view one, std::string_view other) {
              : static_cast<uint8_t>(std::min<size_t>(total - 2 * common, pci_far - 1));
 }
 
+bool first_is_over(std::span<const Rail> rails) {
+  const Rail* first = primary_of(rails);
+  return first != nullptr && std::ranges::any_of(rails, [&](const Rail& one) {
+           const bool same = one.distance == 0 || same_address(one, *first);
+           return one.returned() && !one.primary && one.kind == first->kind && same;
+         });
+}
+
 std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const Rail> remote) {
   const Rail* here = primary_of(local);
   const Rail* there = primary_of(remote);
@@ -115,6 +123,7 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
                        [&](const Rail& theirs) { return leads_anywhere(mine, theirs, here); });
   });
   const bool apart = !one_host(local, remote);
+  const bool over = first_is_over(local) || first_is_over(remote);
   using Key =
       std::tuple<bool, unsigned, unsigned, unsigned, bool, uint16_t, uint16_t, size_t, size_t>;
   std::vector<std::pair<Key, RailPair>> ranked;
@@ -135,7 +144,7 @@ std::vector<RailPair> rank_shadows(std::span<const Rail> local, std::span<const 
       }
       const bool same_switch = here != nullptr && same_subnet(mine, *here);
       ranked.emplace_back(
-          Key{old_here || old_there, rank_of(mine, theirs, here), reach_of(mine, theirs),
+          Key{!over && (old_here || old_there), rank_of(mine, theirs, here), reach_of(mine, theirs),
               unsigned{mine.distance} + theirs.distance, same_switch, steps_after(here, mine),
               steps_after(there, theirs), l, r},
           RailPair{l, r, nic_of(local, l), nic_of(remote, r)});

@@ -21,6 +21,12 @@ struct Rail {
   uint8_t prefix_len = 0;
   std::array<uint8_t, 16> address{};
   bool operator==(const Rail&) const = default;
+
+  /// Numbers from there on, below those of relayed ways, are of devices that have come back after a
+  /// reset.
+  static constexpr uint16_t first_returned = 30000;
+  static constexpr uint16_t end_returned = 60000;
+  bool returned() const { return number >= first_returned && number < end_returned; }
 };
 
 inline constexpr size_t rails_max = 24;  ///< of one host, on the wire
@@ -52,6 +58,10 @@ struct RailPair {
     return local == other.local && remote == other.remote;
   }
 };
+
+/// A device of that host has come back in place of the primary's: first paths stay down, and share
+/// no end with others any more.
+bool first_is_over(std::span<const Rail> rails);
 
 /// The pairs that may back the primaries up, best first.  A pair that shares an end with the
 /// primaries dies with it, so it comes after those that share none; another fabric than the

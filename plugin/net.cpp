@@ -204,7 +204,7 @@ abi::NcclResult start_connect(int dev, int traffic_class, const Handle& handle,
     options.peer_kind = handle.fabric;
     options.relays = relays_towards(handle, asked);
   }
-  const fabric::Attachment attachment{rails.first(), *kind};
+  const fabric::Attachment attachment = provider.live_at(rails.first(), *kind);
   auto engine = process.open();
   if (!engine) {
     return report(engine.error());

@@ -22,6 +22,28 @@ const fabric::Registration& registration_of(void* mhandle) {
   return mhandle == nullptr ? none : *static_cast<const fabric::Registration*>(mhandle);
 }
 
+/// That of a connection which knows the memory by other keys, until the thread's next call; null,
+/// and the log says why there is none.
+[[gnu::noinline, gnu::cold]] const fabric::Registration* adapt(
+    const Channel& channel, const fabric::Registration& registration) {
+  thread_local fabric::Registration adapted;
+  auto made = Process::instance().provider().adapt(registration, channel.attachment());
+  if (!made) {
+    static_cast<void>(report(made.error()));
+    return nullptr;
+  }
+  adapted = *made;
+  return &adapted;
+}
+
+/// What regMr() returned, as this connection knows it; null: see adapt().
+[[gnu::always_inline]] inline const fabric::Registration* known_to(const Channel& channel,
+                                                                   void* mhandle) {
+  const fabric::Registration& registration = registration_of(mhandle);
+  return fabric::Provider::fits(registration, channel.attachment()) ? &registration
+                                                                    : adapt(channel, registration);
+}
+
 Comm* any_comm(void* comm) {
   auto* base = static_cast<Comm*>(comm);
   if (comm == nullptr || (base->kind != CommKind::send && base->kind != CommKind::receive)) {
@@ -207,10 +229,13 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
       send_eager(*send, place, {data, size, tag, mhandle, phandle}, request)) {
     return abi::NcclResult::success;
   }
-  const fabric::Registration& registration = registration_of(mhandle);
+  const fabric::Registration* registration = known_to(channel, mhandle);
+  if (registration == nullptr) [[unlikely]] {
+    return abi::NcclResult::system_error;
+  }
   SendRequest* slot =
-      channel.submit(*place, data, static_cast<uint32_t>(size), registration.local_key,
-                     registration.host, registration.rail_local_keys);
+      channel.submit(*place, data, static_cast<uint32_t>(size), registration->local_key,
+                     registration->host, registration->rail_local_keys);
   if (slot == nullptr) [[unlikely]] {
     driver.turn();
     return abi::NcclResult::success;
@@ -259,9 +284,13 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   slot->count = static_cast<uint8_t>(n);
   slot->polled = may_be_polled;
   for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-    const fabric::Registration& registration = registration_of(mhandles[i]);
+    const fabric::Registration* registration = known_to(channel, mhandles[i]);
+    if (registration == nullptr) [[unlikely]] {
+      channel.release(*slot);
+      return abi::NcclResult::system_error;
+    }
     slot->buffers[i] = {static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
-                        registration.remote_key, tags[i], registration.rail_remote_keys};
+                        registration->remote_key, tags[i], registration->rail_remote_keys};
   }
   driver.note_asked(channel.next_group(),
                     trace_request(TraceRequest::receive, slot->buffers[0].size, 0));
@@ -308,9 +337,13 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
     NHA_LOG_ERROR("iflush: more than {} flushes at once", flushes_max);
     return abi::NcclResult::internal_error;
   }
-  slot->buffers[0] = {static_cast<std::byte*>(data[last]), 0,
-                      registration_of(mhandles[last]).remote_key, 0,
-                      registration_of(mhandles[last]).rail_remote_keys};
+  const fabric::Registration* registration = known_to(channel, mhandles[last]);
+  if (registration == nullptr) [[unlikely]] {
+    channel.release(*slot);
+    return abi::NcclResult::system_error;
+  }
+  slot->buffers[0] = {static_cast<std::byte*>(data[last]), 0, registration->remote_key, 0,
+                      registration->rail_remote_keys};
   driver.note_asked(group_of(*slot), described(*slot));
   channel.submit(*slot);
   driver.submit();

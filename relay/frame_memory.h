@@ -66,7 +66,7 @@ class FrameMemory {
   const Entry* find(const HopPlace& place) const {
     for (const Entry& entry : entries_) {
       const bool same_device =
-          entry.place.at.kind == place.at.kind && entry.place.at.device == place.at.device;
+          entry.place.at.kind == place.at.kind && entry.place.at.opened() == place.at.opened();
       if (entry.place.direct ? place.direct : !place.direct && same_device) {
         return &entry;
       }

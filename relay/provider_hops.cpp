@@ -31,7 +31,7 @@ std::vector<HopPlace> ProviderHops::places(const sockaddr* local) const {
   std::vector<HopPlace> found;
   const auto address = IpAddress::from_sockaddr(local);
   for (size_t i = 0; address && i < provider_.devices().size(); ++i) {
-    const fabric::Attachment at{i, provider_.devices()[i].kind};
+    const fabric::Attachment at = provider_.live_at(i, provider_.devices()[i].kind);
     const bool own = !provider_.is_universal(at.kind) && provider_.traits(at).hops == 0;
     if (own && lies_above(at, *address)) {
       const fabric::PathTraits traits = provider_.traits(at);

@@ -194,6 +194,14 @@ void PathRenewal::renew(std::vector<ha::RailPair> ranked, std::span<const ha::Ra
   }
   candidates_.renew(std::move(ranked));
   set_ends(rails);
+  const std::vector<ha::Rail> own = paths_.rails();
+  const std::span<const ha::Rail> there =
+      end == End::local ? std::span<const ha::Rail>(own) : rails;
+  for (const size_t place : changed) {
+    if (there[place].returned()) {
+      candidates_.forgive(end, ha::nic_of(there, place));
+    }
+  }
   const auto is_new = [&](const ha::RailPair& pair) {
     const size_t place = end == End::local ? pair.local : pair.remote;
     return std::ranges::find(changed, place) != changed.end();
@@ -412,6 +420,9 @@ Duration PathRenewal::limit_of(size_t lane) const {
 void PathRenewal::reopen(size_t lane) {
   Lane& mine = paths_.lane(lane);
   Next& next = lanes_[lane];
+  if (!mine.shadow && paths_.is_over(mine)) {
+    return;  // what has come in its device's place serves shadows
+  }
   if (!state_.holds(!mine.usable, "a path that works is not made anew") ||
       (mine.on_other_rail() && !choose_rail_place(lane)) || (mine.shadow && !choose_place(lane))) {
     return;

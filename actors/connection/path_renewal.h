@@ -53,6 +53,7 @@ class PathRenewal {
   void set_ends(std::span<const ha::Rail> rails) {
     own_ends_.clear();
     end_nics_.clear();
+    first_over_ = ha::first_is_over(paths_.rails()) || ha::first_is_over(rails);
     const auto first = std::ranges::find_if(rails, &ha::Rail::primary);
     first_end_ = static_cast<size_t>(first - rails.begin());
     for (size_t place = 0; place < rails.size(); ++place) {
@@ -154,6 +155,7 @@ class PathRenewal {
   size_t first_end_ = SIZE_MAX;
   std::vector<size_t> end_nics_;  ///< of the peer's places (ha::nic_of)
   std::vector<bool> own_ends_;    ///< of the own fabric
+  bool first_over_ = false;       ///< the first paths stay down for good (ha::first_is_over)
   bool urgent_ = false;           ///< no path is left
   Duration better_wait_ =
       better_first;  ///< until a shadow that shares a NIC gives way to a look for another

@@ -11,7 +11,7 @@ bool PathRenewal::shares_a_nic(const ha::RailPair& pair) const {
     return place < end_nics_.size() && first_end_ < end_nics_.size() &&
            end_nics_[place] == end_nics_[first_end_];
   };
-  return paths_.is_primary(pair.local) || is_first(pair.remote);
+  return !first_over_ && (paths_.is_primary(pair.local) || is_first(pair.remote));
 }
 
 /// A shadow that fails with the first path, or over another fabric, though there is a pair that
@@ -51,8 +51,10 @@ void PathRenewal::heed(size_t lane, End end, const std::vector<size_t>& back) {
   }
 }
 
+/// Where first paths stay down, one of another fabric would carry all for ever.
 bool PathRenewal::is_needed(size_t lane) const {
-  return !paths_.own_usable() || owner_.serves(lane);
+  const bool only_slow = first_over_ && paths_.is_fallback(paths_.lane(lane));
+  return !only_slow && (!paths_.own_usable() || owner_.serves(lane));
 }
 
 /// False: too early, and it is looked for later.

@@ -209,7 +209,7 @@ Result<void> PathSet::make(Lane& lane, Duration connect_limit) {
   lane.foreign_keys = lane.elsewhere() && state_.traits.keys_per_device;
   lane.rejected = false;
   if (auto equipped = equip(lane, options); !equipped) {
-    lane.rejected = lane.elsewhere();
+    note_refusal(lane, equipped.error());
     return equipped;
   }
   auto path = state_.provider.create_path(*state_.context, lane.at, as_sockaddr(lane.local),
@@ -299,6 +299,10 @@ Result<std::shared_ptr<fabric::OwnMemory>> PathSet::known(const Lane& lane,
   }
   auto made = state_.provider.own_memory(lane.at, state_.domain, std::move(bytes), length);
   if (made) {
+    std::erase_if(memory_, [&](const Known& own) {  // of what was the device before
+      return own.per_device && own.at.kind == lane.at.kind && own.at.device == lane.at.device &&
+             own.at.incarnation < lane.at.incarnation;
+    });
     memory_.push_back({lane.at, lane.traits.keys_per_device, base, *made});
   }
   return made;
@@ -410,7 +414,7 @@ std::vector<fabric::Place> PathSet::look_for_places() const {
     const auto others = std::span(state_.devices.devices).first(state_.devices.count).subspan(1);
     std::erase_if(places, [&](const fabric::Place& place) {
       return place.at.kind == state_.attachment.kind &&
-             std::find(others.begin(), others.end(), place.number) != others.end();
+             std::ranges::any_of(others, [&](size_t device) { return place.is_of(device); });
     });
   }
   places.resize(std::min(places.size(), ha::rails_max));
@@ -420,11 +424,14 @@ std::vector<fabric::Place> PathSet::look_for_places() const {
 std::vector<size_t> PathSet::renew_places() {
   const auto of_same_nic = [](const fabric::Place& one, const fabric::Place& other) {
     return one.at.kind == other.at.kind && one.at.device == other.at.device &&
-           one.at.way == other.at.way && one.number == other.number &&
-           one.address.family == other.address.family;
+           one.at.way == other.at.way && one.address.family == other.address.family &&
+           (one.number == other.number || one.at.incarnation != other.at.incarnation);
   };
   const auto same = [&](const fabric::Place& one, const fabric::Place& other) {
-    return of_same_nic(one, other) && one.address == other.address;
+    return of_same_nic(one, other) && one.number == other.number && one.address == other.address;
+  };
+  const auto may_become = [&](size_t at, const fabric::Place& other) {
+    return of_same_nic(places_[at], other) && (places_[at].number == other.number || !is_own(at));
   };
   // What is as it was keeps its place; an address that is gone makes room for a new one of its NIC.
   std::vector<fabric::Place> now = look_for_places();
@@ -435,10 +442,17 @@ std::vector<size_t> PathSet::renew_places() {
   std::vector<size_t> changed;
   for (const fabric::Place& place : now) {
     size_t at = 0;
-    while (at < places_.size() && (kept[at] || !of_same_nic(places_[at], place))) {
+    while (at < places_.size() && (kept[at] || !may_become(at, place))) {
       ++at;
     }
-    if (at == places_.size() && at == ha::rails_max) {
+    if (at == places_.size() && at == ha::rails_max && place.at.incarnation != 0) {
+      // Rather than one of another fabric, the last of which comes last.
+      const auto other = std::find_if(places_.rbegin(), places_.rend(), [&](const auto& one) {
+        return one.at.kind != state_.attachment.kind;
+      });
+      at = other == places_.rend() ? at : static_cast<size_t>(places_.rend() - other) - 1;
+    }
+    if (at == ha::rails_max) {
       continue;  // for more there is no room
     }
     places_.resize(std::max(places_.size(), at + 1));
@@ -454,14 +468,22 @@ std::optional<size_t> PathSet::place_of_rail(size_t rail) const {
   const auto primary = IpAddress::from_sockaddr(as_sockaddr(local_));
   for (size_t i = 0; i < places_.size() && rail < state_.devices.count; ++i) {
     const fabric::Place& place = places_[i];
-    const bool its = state_.devices.are_ways ? place.at.way == rail
-                                             : place.number == state_.devices.devices[rail];
+    const bool its =
+        state_.devices.are_ways ? place.at.way == rail : place.is_of(state_.devices.devices[rail]);
     if (place.at.kind == state_.attachment.kind && its &&
         (place.address.family == 0 || !primary || place.address.family == primary->family)) {
       return i;
     }
   }
   return std::nullopt;
+}
+
+bool PathSet::is_own(size_t place) const {
+  bool own = is_primary(place);
+  for (size_t rail = 1; rail <= state_.rails.rails && !own; ++rail) {
+    own = place_of_rail(rail) == place;
+  }
+  return own;
 }
 
 void PathSet::leave_rails_out() {

@@ -130,8 +130,10 @@ class PathSet {
 
   /// Where paths of this connection may begin or end on this host, at most ha::rails_max.
   void find_places();
-  /// This host's interfaces have changed: each place that is still there has its address of now,
-  /// and new ones come last.  Those that are not as they were.
+  /// This host's interfaces or devices have changed: each place that is still there has its address
+  /// of now, and new ones come last.  A device that has come back is another one than those of the
+  /// primaries and rails, whose keys it does not know: it has a place of its own beside theirs.
+  /// Those that are not as they were.
   std::vector<size_t> renew_places();
   const std::vector<fabric::Place>& places() const { return places_; }
   /// That of the primaries' NIC.
@@ -147,6 +149,12 @@ class PathSet {
   void leave_rails_out();
   /// The same as they are compared and told, the primaries' marked.
   std::vector<ha::Rail> rails() const;
+  /// Of the primaries or of a rail.
+  bool is_own(size_t place) const;
+  /// The device that its path began at is gone for good, and another one in its place.
+  bool is_over(const Lane& lane) const {
+    return state_.provider.live_at(lane.at.device, lane.at.kind).incarnation != lane.at.incarnation;
+  }
   /// Another fabric than the connection's own.
   bool is_fallback(const Lane& lane) const {
     return lane.shadow && lane.at.kind != state_.attachment.kind;
@@ -168,7 +176,7 @@ class PathSet {
     const void* bytes = nullptr;
     std::shared_ptr<fabric::OwnMemory> memory;
     bool serves(const Lane& lane) const {
-      return at.kind == lane.at.kind && (!per_device || at.device == lane.at.device);
+      return at.kind == lane.at.kind && (!per_device || at.opened() == lane.at.opened());
     }
   };
   /// This connection's own memory, for a path that the lane is about to get.

@@ -30,6 +30,25 @@ bool has_rails(const ConnectionState& state) {
          (state.devices.are_ways || devices[state.devices.first()].kind == state.attachment.kind);
 }
 
+/// A device of either host has come back as another one, which may be that of a rail: the rail's
+/// own lanes do not, and nothing else tells which ends are free for shadows.
+bool any_returned(const PathSet& paths, std::span<const ha::Rail> own, const PeerEnds& peer) {
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (own[i].returned() && !paths.is_own(i)) {
+      return true;
+    }
+  }
+  const auto of_rails = std::span(peer.of_rails).first(peer.agreed.rails);
+  for (size_t i = 0; i < peer.rails.size(); ++i) {
+    const ha::Rail& rail = peer.rails[i];
+    if (rail.returned() && !rail.primary &&
+        std::ranges::find(of_rails, static_cast<uint8_t>(i)) == of_rails.end()) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 sockaddr_storage first_address(const ConnectionState& state, const sockaddr_storage& stream) {
@@ -38,7 +57,7 @@ sockaddr_storage first_address(const ConnectionState& state, const sockaddr_stor
     return stream;
   }
   for (const fabric::Place& place : state.provider.places(state.attachment)) {
-    if (place.at.kind == state.attachment.kind && place.number == state.devices.first() &&
+    if (place.at.kind == state.attachment.kind && place.is_of(state.devices.first()) &&
         place.address.family == own->family) {
       sockaddr_storage address{};
       static_cast<void>(place.address.to_sockaddr(0, &address));
@@ -70,7 +89,7 @@ ha::RailTerms rail_terms(const ConnectionState& state, const sockaddr_storage& s
                                          : state.provider.paths_wanted(state.attachment));
   auto address = IpAddress::from_sockaddr(reinterpret_cast<const sockaddr*>(&stream));
   for (const fabric::Place& place : state.provider.places(state.attachment)) {
-    if (place.at.kind == state.attachment.kind && place.number == devices.first() &&
+    if (place.at.kind == state.attachment.kind && place.is_of(devices.first()) &&
         place.address.family != 0 && (!address || place.address.family == address->family)) {
       address = place.address;
     }
@@ -129,16 +148,27 @@ std::vector<ha::RailPair> without_rails(const ConnectionState& state, const Path
                                         const PeerEnds& peer) {
   const std::vector<ha::Rail> own = paths.rails();
   std::vector<ha::RailPair> pairs = ha::rank_shadows(own, peer.rails);
-  std::vector<size_t> here;
   const fabric::RailDevices& devices = state.devices;
+  const bool rails_stay = devices.are_ways || !any_returned(paths, own, peer);
+  std::vector<size_t> here;
   const size_t end = devices.sout_and_sup ? devices.count : peer.agreed.rails + size_t{1};
-  for (size_t rail = 1; rail < end; ++rail) {
+  for (size_t rail = 1; rail <= peer.agreed.rails && rails_stay; ++rail) {
     if (const auto place = paths.place_of_rail(rail)) {
       here.push_back(ha::nic_of(own, *place));
     }
   }
+  // One that is not used stays so when its device comes back.
+  const std::vector<fabric::Place>& places = paths.places();
+  for (size_t rail = peer.agreed.rails + size_t{1}; rail < end; ++rail) {
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (places[i].at.kind == state.attachment.kind && places[i].is_of(devices.devices[rail])) {
+        here.push_back(ha::nic_of(own, i));
+      }
+    }
+  }
   std::vector<size_t> there;
-  for (const uint8_t place : std::span(peer.of_rails).first(peer.agreed.rails)) {
+  for (const uint8_t place :
+       std::span(peer.of_rails).first(rails_stay ? size_t{peer.agreed.rails} : 0)) {
     there.push_back(ha::nic_of(peer.rails, place));
   }
   std::erase_if(pairs, [&](const ha::RailPair& pair) {

@@ -189,7 +189,7 @@ void ReceiveSide::on_first_address() {
 
 Result<void> ReceiveSide::make_paths(const Hello& hello) {
   const Config& config = state_.context->config();
-  state_.attachment.kind = hello.kind;
+  state_.attachment = state_.provider.live_at(state_.devices.first(), hello.kind);
   state_.devices = state_.provider.rails_of(hello.kind, state_.devices);
   state_.traits = state_.provider.traits(state_.attachment);
   state_.backup = hello.backup && config.enable_backup;
@@ -230,6 +230,10 @@ Result<void> ReceiveSide::make_paths(const Hello& hello) {
 
 void ReceiveSide::send_welcome(const Hello& hello) {
   paths_.find_places();
+  // Rails are at devices as they are by now: Provider::adapt.
+  fabric::Attachment& at = state_.attachment;
+  at.returns = state_.provider.live_at(at.device, at.kind).returns;
+  endpoint_->channel.move_to(at, state_.devices);
   const auto shadows = static_cast<uint8_t>(state_.context->config().shadow_paths);
   Welcome welcome;
   welcome.version = state_.version;

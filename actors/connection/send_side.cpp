@@ -85,12 +85,22 @@ void SendSide::live_at(const fabric::Attachment& attachment, const fabric::RailD
   paths_.begin(sender_.needs());
 }
 
+/// Rails are at devices as they are by now, so that earlier registrations are looked at again
+/// (Provider::adapt).
+void SendSide::settle_returns() {
+  fabric::Attachment& at = state_.attachment;
+  at.returns = state_.provider.live_at(at.device, at.kind).returns;
+  channel_.move_to(at, state_.devices);
+}
+
 /// The first path begins where the stream does, which leads over another route than the first one
 /// where that failed.
 Result<void> SendSide::move_to_stream(const sockaddr_storage& local) {
   const fabric::RailDevices devices =
       options_.ports.of_stream(state_.provider, state_.devices, local);
   if (devices.first() == state_.devices.first()) {
+    const fabric::Attachment& at = state_.attachment;
+    live_at(state_.provider.live_at(at.device, at.kind), devices);  // as it is by now
     return {};
   }
   const auto kind = state_.provider.kind_towards(devices.first(), options_.peer_kind);
@@ -99,7 +109,7 @@ Result<void> SendSide::move_to_stream(const sockaddr_storage& local) {
                                           state_.provider.devices()[devices.first()].name,
                                           state_.provider.text(options_.peer_kind)));
   }
-  live_at({devices.first(), *kind}, devices);
+  live_at(state_.provider.live_at(devices.first(), *kind), devices);
   return {};
 }
 
@@ -229,6 +239,7 @@ void SendSide::on_welcome(std::span<const std::byte> payload) {
   state_.backup = welcome->backup && config.enable_backup;
   state_.agreed = true;
   paths_.find_places();
+  settle_returns();
   if (state_.backup) {
     control_.rejoin().prepare(*state_.context, ControlType::rejoin, rejoin_ways(*welcome),
                               welcome->rejoin);

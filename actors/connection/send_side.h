@@ -104,6 +104,7 @@ class SendSide final : public Side, private SendRecovery::Owner {
   void try_route();
   bool take_relays();
   void live_at(const fabric::Attachment& attachment, const fabric::RailDevices& devices);
+  void settle_returns();
   void on_route_timer();
   void on_route_error(const Error& error);
   Result<void> move_to_stream(const sockaddr_storage& local);

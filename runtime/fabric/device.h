@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -43,11 +44,26 @@ struct NetDevice : DeviceFacts {
   size_t control_interface = 0;
 };
 
+/// A device as it was opened once.  What comes in its place after a reset knows memory by keys of
+/// its own, and the same number may be a key of other memory there.
+struct OpenedDevice {
+  constexpr OpenedDevice(size_t number = 0, uint32_t which = 0)
+      : device(number), incarnation(which) {}
+  size_t device;         ///< of Provider::devices()
+  uint32_t incarnation;  ///< Attachment::incarnation
+  auto operator<=>(const OpenedDevice&) const = default;
+};
+
 /// Where a connection lives: a device and the fabric used on it.
 struct Attachment {
   size_t device = 0;  ///< of Provider::devices()
   FabricKind kind{};
   uint8_t way = 0;  ///< of a path, where its kind has several to the same peer; 0: the first
+  /// Which of those that were the device one after the other (PathFactory::incarnation()).
+  uint32_t incarnation = 0;
+  uint32_t returns = 0;  ///< of devices of this host by then (Provider::live_at())
+
+  OpenedDevice opened() const { return {device, incarnation}; }
 };
 
 inline constexpr size_t rails_per_device_max = 4;
@@ -79,6 +95,11 @@ struct Place {
   uint16_t number = 0;   ///< of the port or interface; two addresses of one have the same
   IpAddress address;     ///< family 0: none is known
   std::string pci_path;  ///< empty for a software device
+
+  /// Of that device, of the place's own kind, whichever incarnation.
+  bool is_of(size_t device) const {
+    return at.incarnation == 0 ? number == device : at.device == device;
+  }
 };
 
 }  // namespace nccl_ha::fabric

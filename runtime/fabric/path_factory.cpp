@@ -24,24 +24,26 @@ size_t FabricHost::cable_of(const InterfaceTable::List& interfaces, size_t inter
   return first;
 }
 
-Result<RegionKeys> PathFactory::add_memory(const NetDevice& device, const RegionOrigin& origin,
+Result<RegionKeys> PathFactory::add_memory(const Attachment& at, const RegionOrigin& origin,
                                            Waits who) {
+  (void)at;
   (void)origin;
   (void)who;
-  return fail(Errc::internal, fmt::format("{} has no keys of its own", device.name));
+  return fail(Errc::internal, fmt::format("{} has no keys of its own", text()));
 }
 
-Result<std::shared_ptr<OwnMemory>> PathFactory::own_memory(const NetDevice& device,
+Result<std::shared_ptr<OwnMemory>> PathFactory::own_memory(const Attachment& at,
                                                            const RegionOrigin& origin,
                                                            std::shared_ptr<void> bytes) {
+  (void)at;
   (void)origin;
   bytes.reset();
-  return fail(Errc::internal, fmt::format("{} has no keys of its own", device.name));
+  return fail(Errc::internal, fmt::format("{} has no keys of its own", text()));
 }
 
-void PathFactory::remove_memory(const NetDevice& device, const RegionKeys& keys,
+void PathFactory::remove_memory(const Attachment& at, const RegionKeys& keys,
                                 std::shared_ptr<void> keep) {
-  (void)device;
+  (void)at;
   (void)keys;
   keep.reset();
 }

@@ -88,23 +88,30 @@ class PathFactory {
     return nic_name(device);
   }
 
-  /// The device takes so long with something that nobody should wait behind it for a new path.
-  virtual bool is_busy(const NetDevice& device) const {
+  /// Which of those that were the device one after the other it is now: 0 for the first one, and a
+  /// greater number each time that the device has come back after a reset or a removal.
+  virtual uint32_t incarnation(const NetDevice& device) const {
     (void)device;
+    return 0;
+  }
+  /// The device takes so long with something that nobody should wait behind it for a new path.
+  virtual bool is_busy(const Attachment& at) const {
+    (void)at;
     return false;
   }
 
-  // Kinds with PathTraits::keys_per_device only: all others use FabricHost::memory.
+  // Kinds with PathTraits::keys_per_device only: all others use FabricHost::memory.  An incarnation
+  // that is over counts as a device that has failed.
   /// A device that hangs holds nobody up for long.  A worker gets EBUSY; others get keys that are
   /// good for nothing, as whoever asks has paths over other devices, or none.
-  virtual Result<RegionKeys> add_memory(const NetDevice& device, const RegionOrigin& origin,
+  virtual Result<RegionKeys> add_memory(const Attachment& at, const RegionOrigin& origin,
                                         Waits who);
   /// `origin` is of `bytes`.  Asks the device nothing.
-  virtual Result<std::shared_ptr<OwnMemory>> own_memory(const NetDevice& device,
+  virtual Result<std::shared_ptr<OwnMemory>> own_memory(const Attachment& at,
                                                         const RegionOrigin& origin,
                                                         std::shared_ptr<void> bytes);
   /// As Provider::remove_memory().
-  virtual void remove_memory(const NetDevice& device, const RegionKeys& keys,
+  virtual void remove_memory(const Attachment& at, const RegionKeys& keys,
                              std::shared_ptr<void> keep);
 
   /// On the context's thread.  `local` chooses among a host's addresses where the kind has several.

@@ -85,10 +85,7 @@ Result<std::unique_ptr<Provider>> Provider::make(const Config& config,
     const Attachment at{i, provider->devices()[i].kind};
     provider->keeps_own_ = provider->keeps_own_ || provider->traits(at).keys_per_device;
   }
-  for (size_t i = 0; config.enable_backup && i < provider->devices().size(); ++i) {
-    const Attachment at{i, provider->devices()[i].kind};
-    provider->keeps_regions_ = provider->keeps_regions_ || provider->places(at).size() > 1;
-  }
+  provider->keeps_regions_ = config.enable_backup;  // also of one device, which may come back
   for (size_t i = 0; config.encrypt && i < provider->devices().size(); ++i) {
     const NetDevice& device = provider->devices()[i];
     if (provider->traits({i, device.kind}).placed_by_nic) {
@@ -193,6 +190,22 @@ bool Provider::accepts(size_t device, FabricKind kind) const {
   return found != nullptr && found->serves(devices()[device]);
 }
 
+/// Incarnations are numbered over all devices of a host.
+uint32_t Provider::returns() const {
+  uint32_t latest = 0;
+  for (const NetDevice& device : devices()) {
+    latest = std::max(latest, factory({0, device.kind}).incarnation(device));
+  }
+  return latest;
+}
+
+Attachment Provider::live_at(size_t device, FabricKind kind) const {
+  Attachment at{device, kind};
+  at.returns = returns();  // before, so that it is not newer
+  at.incarnation = factory(at).incarnation(devices()[device]);
+  return at;
+}
+
 std::string Provider::refusal(size_t device, FabricKind kind) const {
   return fmt::format("the peer wants {}, but {} on {} uses {}{}", text(kind),
                      devices()[device].name, host_name(), text(devices()[device].kind),
@@ -231,6 +244,8 @@ Registration Provider::registration_at(const Attachment& at, bool host,
           .local_key = keys.local_key,
           .remote_key = keys.remote_key,
           .device = at.device,
+          .incarnation = at.incarnation,
+          .returns = returns(),
           .handle = keys.handle,
           .per_device = known.keys_per_device,
           .placed_by_nic = known.placed_by_nic};
@@ -238,10 +253,10 @@ Registration Provider::registration_at(const Attachment& at, bool host,
 
 void Provider::register_on_rails(const RailDevices& devices, uint64_t domain,
                                  Registration& registration) {
-  const Attachment at{registration.device, registration.kind};
+  const Attachment at{registration.device, registration.kind, 0, registration.incarnation};
   for (size_t i = 1; registration.per_device && i < devices.count; ++i) {
-    auto keys = keys_on({devices.devices[i], at.kind}, domain, at, registration.local_key, true,
-                        Waits::caller);
+    auto keys = keys_on(live_at(devices.devices[i], at.kind), domain, at, registration.local_key,
+                        true, Waits::caller);
     if (!keys) {
       NHA_LOG_WARN_LIMITED("{} carries no data of some memory: {}",
                            host_.devices[devices.devices[i]].name, keys.error().message());
@@ -252,16 +267,37 @@ void Provider::register_on_rails(const RailDevices& devices, uint64_t domain,
   }
 }
 
+/// What is not known here of the rails' devices is asked for when it is needed.
+Result<Registration> Provider::adapt(const Registration& known, const Attachment& at) {
+  Registration adapted = known;
+  adapted.rail_local_keys = {};
+  adapted.rail_remote_keys = {};
+  if (known.per_device && known.incarnation != at.incarnation) {
+    const auto keys = on_other(
+        {known.device, known.incarnation}, known.local_key, true, {at.opened(), 0}, Waits::caller,
+        [&](const RegionOrigin& origin) {
+          return origin.not_kept != 0 ? Result<RegionKeys>(descriptor_not_kept(origin.not_kept))
+                                      : factory(at).add_memory(at, origin, Waits::caller);
+        });
+    if (!keys) {
+      return keys.error();
+    }
+    adapted.local_key = keys->local_key;
+    adapted.remote_key = keys->remote_key;
+  }
+  return adapted;
+}
+
 Result<Registration> Provider::add_memory(const Attachment& at, uint64_t domain, void* base,
                                           size_t length, bool gpu) {
   if (traits(at).keys_per_device) {
     const RegionOrigin origin{base, length, gpu};
-    auto keys = factory(at).add_memory(device(at), origin, Waits::caller);
+    auto keys = factory(at).add_memory(at, origin, Waits::caller);
     if (!keys) {
       return keys.error();
     }
     if (keeps_regions_) {
-      regions_.add(at.device, *keys, origin);
+      regions_.add(at.opened(), *keys, origin);
     }
     return registration_at(at, !gpu, *keys);
   }
@@ -297,7 +333,7 @@ Result<std::shared_ptr<OwnMemory>> Provider::own_memory(const Attachment& at, ui
   if (own_domain) {
     origin.domain = domain;
   }
-  return factory(at).own_memory(device(at), origin, std::move(bytes));
+  return factory(at).own_memory(at, origin, std::move(bytes));
 }
 
 Result<Registration> Provider::add_dmabuf(const Attachment& at, uint64_t domain, void* base,
@@ -313,13 +349,13 @@ Result<Registration> Provider::add_dmabuf(const Attachment& at, uint64_t domain,
   if (!traits(at).keys_per_device) {
     return add_gpu_memory(at, domain, origin);
   }
-  auto keys = factory(at).add_memory(device(at), origin, Waits::caller);
+  auto keys = factory(at).add_memory(at, origin, Waits::caller);
   if (!keys) {
     return keys.error();
   }
   if (keeps_regions_) {
     keep_descriptor(origin);
-    regions_.add(at.device, *keys, origin);
+    regions_.add(at.opened(), *keys, origin);
   }
   return registration_at(at, false, *keys);
 }
@@ -352,10 +388,10 @@ Result<Registration> Provider::add_gpu_memory(const Attachment& at, uint64_t dom
   const RegionKeys keys{*key, *key, *key};
   regions_.add(own_table, keys, kept);
   const Registration made = registration_at(at, false, keys);
-  const auto there =
-      on_other(own_table, *key, true, {at.device, domain}, Waits::caller, [&](const RegionOrigin&) {
-        return factory({at.device, device(at).kind}).add_memory(device(at), origin, Waits::caller);
-      });
+  const Attachment own = live_at(at.device, device(at).kind);
+  const auto there = on_other(
+      own_table, *key, true, {own.opened(), domain}, Waits::caller,
+      [&](const RegionOrigin&) { return factory(own).add_memory(own, origin, Waits::caller); });
   if (!there) {
     static_cast<void>(remove_memory(made));
     return there.error();
@@ -375,40 +411,40 @@ Result<void> Provider::remove_memory(const Registration& registration, std::shar
     }
     return host_.memory.remove(registration.local_key);
   }
+  const Attachment at{registration.device, registration.kind, 0, registration.incarnation};
   if (keeps_regions_) {
-    remove_elsewhere(registration.device, registration.local_key, keep);
+    remove_elsewhere(at.opened(), registration.local_key, keep);
   }
-  const Attachment at{registration.device, registration.kind};
-  factory(at).remove_memory(device(at),
-                            {registration.local_key, registration.remote_key, registration.handle},
-                            std::move(keep));
+  factory(at).remove_memory(
+      at, {registration.local_key, registration.remote_key, registration.handle}, std::move(keep));
   return {};
 }
 
-void Provider::remove_elsewhere(size_t device, uint32_t local_key,
+void Provider::remove_elsewhere(const OpenedDevice& at, uint32_t local_key,
                                 const std::shared_ptr<void>& keep) {
-  for (const auto& [other, keys] : regions_.remove(device, local_key)) {
+  for (const auto& [other, keys] : regions_.remove(at, local_key)) {
     remove_there(other, keys, keep);
   }
 }
 
 void Provider::remove_there(const RegionRegistry::Elsewhere& other, const RegionKeys& keys,
                             const std::shared_ptr<void>& keep) {
-  if (other.device == own_table) {
+  if (other.at == own_table) {
     static_cast<void>(host_.memory.remove(keys.local_key));
   } else {
-    const NetDevice& there = devices()[other.device];
-    factory({other.device, there.kind}).remove_memory(there, keys, keep);
+    const Attachment there{other.at.device, devices()[other.at.device].kind, 0,
+                           other.at.incarnation};
+    factory(there).remove_memory(there, keys, keep);
   }
 }
 
-Result<RegionKeys> Provider::on_other(size_t device, uint32_t key, bool key_is_local,
+Result<RegionKeys> Provider::on_other(const OpenedDevice& at, uint32_t key, bool key_is_local,
                                       const RegionRegistry::Elsewhere& other, Waits who,
                                       const RegionRegistry::Make& make) {
-  return regions_.on_other(device, key, key_is_local, other, who, make,
-                           [&](const RegionKeys& keys) {
-                             // Nobody was told of them, so nobody waits for their end.
-                             remove_there(other, keys, std::make_shared<RegionKeys>(keys));
+  return regions_.on_other(at, key, key_is_local, other, who, make,
+                           [&](const RegionRegistry::Elsewhere& there, const RegionKeys& keys) {
+                             // Nobody reaches memory by them, so nobody waits for their end.
+                             remove_there(there, keys, std::make_shared<RegionKeys>(keys));
                            });
 }
 
@@ -418,7 +454,7 @@ Result<RegionKeys> Provider::add_there(const Attachment& other, const RegionOrig
   if (origin.not_kept != 0) {
     return descriptor_not_kept(origin.not_kept);
   }
-  auto keys = factory(other).add_memory(device(other), origin, who);
+  auto keys = factory(other).add_memory(other, origin, who);
   return keys && keys->handle == 0
              ? fail(Errc::system, fmt::format("{} has failed", device(other).name), ENODEV)
              : keys;
@@ -440,7 +476,7 @@ Result<RegionKeys> Provider::keys_in_domain(const Attachment& other, uint64_t do
     }
     return made;
   };
-  auto keys = on_other(own_table, key, true, {other.device, domain}, Waits::worker, make);
+  auto keys = on_other(own_table, key, true, {other.opened(), domain}, Waits::worker, make);
   if (keys && keys->handle == 0) {
     return fail(Errc::invalid_usage, "memory that a device has not taken");
   }
@@ -457,10 +493,10 @@ Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, c
     }
     return RegionKeys{key, key, key};  // one table
   }
-  if (other.kind == at.kind && other.device == at.device) {
+  if (other.kind == at.kind && other.opened() == at.opened()) {
     return RegionKeys{key, key, key};
   }
-  const auto elsewhere = at_device ? RegionRegistry::Elsewhere{other.device, 0}
+  const auto elsewhere = at_device ? RegionRegistry::Elsewhere{other.opened(), 0}
                                    : RegionRegistry::Elsewhere{own_table, domain};
   const auto make = [&](const RegionOrigin& origin) -> Result<RegionKeys> {
     if (at_device) {
@@ -475,7 +511,7 @@ Result<RegionKeys> Provider::keys_on(const Attachment& other, uint64_t domain, c
     }
     return RegionKeys{*own, *own, *own};
   };
-  return on_other(at.device, key, key_is_local, elsewhere, who, make);
+  return on_other(at.opened(), key, key_is_local, elsewhere, who, make);
 }
 
 bool Provider::memory_is_global(size_t device) const {

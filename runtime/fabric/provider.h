@@ -24,6 +24,8 @@ struct Registration {
   uint32_t local_key = 0;
   uint32_t remote_key = 0;
   size_t device = 0;
+  uint32_t incarnation = 0;    ///< of that
+  uint32_t returns = 0;        ///< Attachment::returns, when it was registered
   uint64_t handle = 0;         ///< the provider's
   bool per_device = false;     ///< PathTraits::keys_per_device
   bool placed_by_nic = false;  ///< PathTraits::placed_by_nic, of paths made there
@@ -60,8 +62,10 @@ class Provider {
   Memory& memory() { return host_.memory; }
   NicBoard& nics() { return host_.nics; }
 
+  /// Any thread.  The device as it is now, for a connection that begins.
+  Attachment live_at(size_t device, FabricKind kind) const;
   /// Any thread.  As PathFactory::is_busy().
-  bool is_busy(const Attachment& at) const { return factory(at).is_busy(device(at)); }
+  bool is_busy(const Attachment& at) const { return factory(at).is_busy(at); }
 
   /// Any thread.  `domain` ties the region to one connection where the fabric can.
   Result<Registration> add_memory(const Attachment& at, uint64_t domain, void* base, size_t length,
@@ -77,6 +81,13 @@ class Provider {
   /// others as well, so that nobody has to when data is to go there.  A device that does not take
   /// it is told in the log, and gets no data of it.
   void register_on_rails(const RailDevices& devices, uint64_t domain, Registration& registration);
+  /// Any thread.  Whether paths of a connection that lives at `at` know memory by these keys.
+  static bool fits(const Registration& known, const Attachment& at) {
+    return known.incarnation == at.incarnation && known.returns >= at.returns;
+  }
+  /// The same memory by keys of that connection's: it was registered for another one, since which,
+  /// or before which, a device has come back.
+  Result<Registration> adapt(const Registration& known, const Attachment& at);
   /// Any thread.  When it returns nobody touches the memory for this registration any more.  With
   /// `keep`, which holds the memory until then, that may be later: nobody waits for a device.
   Result<void> remove_memory(const Registration& registration,
@@ -133,9 +144,10 @@ class Provider {
 
  private:
   /// In the registry: the table of those that reach memory by the processor.
-  static constexpr size_t own_table = SIZE_MAX;
+  static constexpr OpenedDevice own_table{SIZE_MAX};
   Provider() = default;
   void choose_devices();
+  uint32_t returns() const;
   PathFactory* find(FabricKind kind) const;
   PathFactory& factory(const Attachment& at) const;
   const NetDevice& device(const Attachment& at) const { return host_.devices[at.device]; }
@@ -143,11 +155,12 @@ class Provider {
   Result<Registration> add_gpu_memory(const Attachment& at, uint64_t domain, RegionOrigin origin);
   Result<RegionKeys> add_there(const Attachment& other, const RegionOrigin& origin, Waits who);
   void keep_descriptor(RegionOrigin& origin) const;
-  void remove_elsewhere(size_t device, uint32_t local_key, const std::shared_ptr<void>& keep);
+  void remove_elsewhere(const OpenedDevice& at, uint32_t local_key,
+                        const std::shared_ptr<void>& keep);
   void remove_there(const RegionRegistry::Elsewhere& other, const RegionKeys& keys,
                     const std::shared_ptr<void>& keep);
   /// RegionRegistry::on_other() of what this provider registers.
-  Result<RegionKeys> on_other(size_t device, uint32_t key, bool key_is_local,
+  Result<RegionKeys> on_other(const OpenedDevice& at, uint32_t key, bool key_is_local,
                               const RegionRegistry::Elsewhere& other, Waits who,
                               const RegionRegistry::Make& make);
   void look_at_interfaces();

@@ -23,12 +23,23 @@ void RdmaFactory::add_places(const Attachment& of, std::vector<Place>& places) c
   for (size_t i = 0; of.kind == kind() && i < host_.devices.size(); ++i) {
     const NetDevice& device = host_.devices[i];
     if (device.kind == kind()) {
-      places.push_back({{i, kind()},
-                        static_cast<uint16_t>(i),
-                        with_prefix(*host_.interfaces.now(), ports_->at(device.index).address),
+      const Attachment at{i, kind(), 0, incarnation(device)};
+      places.push_back({at, place_number(at, nullptr),
+                        with_prefix(*host_.interfaces.now(), ports_->address(device.index)),
                         device.pci_path});
     }
   }
+}
+
+uint16_t RdmaFactory::place_number(const Attachment& at, const sockaddr* local) const {
+  (void)local;
+  // Peers know these numbers (ha::Rail).  One comes again when its incarnation is long over.
+  constexpr size_t first_returned = 30000;
+  constexpr size_t devices_most = 256;
+  constexpr size_t apart = 100;
+  return static_cast<uint16_t>(
+      at.incarnation == 0 ? at.device
+                          : first_returned + at.incarnation % apart * devices_most + at.device);
 }
 
 }  // namespace nccl_ha::fabric

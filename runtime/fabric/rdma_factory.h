@@ -13,6 +13,9 @@ class RdmaFactory : public PathFactory {
  public:
   std::vector<NetDevice> devices() const override;
   void add_places(const Attachment& of, std::vector<Place>& places) const override;
+  /// That of a device which has come back is no number that a device, an interface or a way of
+  /// another kind has.
+  uint16_t place_number(const Attachment& at, const sockaddr* local) const override;
 
  protected:
   /// `ports` is null where there are none.  `offers`: the settings ask for this kind.

@@ -15,6 +15,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/result.h"
+#include "runtime/fabric/device.h"
 
 namespace nccl_ha::fabric {
 
@@ -48,33 +49,32 @@ class RegionRegistry {
  public:
   /// A region was registered with a device, or got one more user there.  Takes over
   /// `origin.dmabuf_fd`.
-  void add(size_t device, const RegionKeys& keys, const RegionOrigin& origin);
+  void add(const OpenedDevice& at, const RegionKeys& keys, const RegionOrigin& origin);
   /// Where a region is registered once more: a device, or a table of which each domain has its own
   /// part (0: all share).
   struct Elsewhere {
-    size_t device = 0;
+    OpenedDevice at;
     uint64_t domain = 0;
-    bool operator<(const Elsewhere& other) const {
-      return std::pair(device, domain) < std::pair(other.device, other.domain);
-    }
+    auto operator<=>(const Elsewhere&) const = default;
   };
   /// One user less.  The last one gives what was registered elsewhere meanwhile, to be taken back;
   /// what is just being registered whoever does that takes back.
-  std::vector<std::pair<Elsewhere, RegionKeys>> remove(size_t device, uint32_t local_key);
-  /// `is(origin)` holds for one of the regions that `device` knows.
+  std::vector<std::pair<Elsewhere, RegionKeys>> remove(const OpenedDevice& at, uint32_t local_key);
+  /// `is(origin)` holds for one of the regions that are known there.
   template <class Is>
-  bool any(size_t device, const Is& is) {
+  bool any(const OpenedDevice& at, const Is& is) {
     std::lock_guard lock(mutex_);
     return std::any_of(
-        by_local_key_.lower_bound({device, 0}), by_local_key_.end(),
-        [&](const auto& one) { return one.first.first == device && is(one.second->origin); });
+        by_local_key_.lower_bound({at, 0}), by_local_key_.end(),
+        [&](const auto& one) { return one.first.first == at && is(one.second->origin); });
   }
-  /// The keys at `other` of what `device` knows by a local or a remote key; `make` registers it the
+  /// The keys at `other` of what `at` knows by a local or a remote key; `make` registers it the
   /// first time, and who asks meanwhile waits for that and hears the same; a worker, which others
   /// need, for worker_patience at most (timed_out, EBUSY).  `take_back`: of nobody's any more.
+  /// Those of earlier incarnations of `other` are names only from then on.
   using Make = std::function<Result<RegionKeys>(const RegionOrigin& origin)>;
-  using TakeBack = std::function<void(const RegionKeys& keys)>;
-  Result<RegionKeys> on_other(size_t device, uint32_t key, bool key_is_local,
+  using TakeBack = std::function<void(const Elsewhere& there, const RegionKeys& keys)>;
+  Result<RegionKeys> on_other(const OpenedDevice& at, uint32_t key, bool key_is_local,
                               const Elsewhere& other, Waits who, const Make& make,
                               const TakeBack& take_back);
   static constexpr Duration worker_patience = std::chrono::milliseconds(100);
@@ -92,9 +92,11 @@ class RegionRegistry {
     size_t users = 0;  ///< 0: it is known no more
     std::map<Elsewhere, Made> elsewhere;
   };
-  using Key = std::pair<size_t, uint32_t>;  // device and key
+  using Key = std::pair<OpenedDevice, uint32_t>;
   // With the mutex.
-  std::shared_ptr<Entry> find(size_t device, uint32_t key, bool key_is_local) const;
+  std::shared_ptr<Entry> find(const OpenedDevice& at, uint32_t key, bool key_is_local) const;
+  std::shared_ptr<Entry> find_elsewhere(const OpenedDevice& at, uint32_t key,
+                                        bool key_is_local) const;
   Result<RegionKeys> await(const Made& made, Waits who, std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;

@@ -35,8 +35,14 @@ Result<std::shared_ptr<RdmaPorts>> find_rdma(const Config& config, FabricHost& h
     if (const auto slow = slow_retries(config)) {
       NHA_LOG_WARN("{}: {}", slow->what, slow->remedy);
     }
+    // The library is loaded, as there are ports.
+    const verbs::Library& library = list->ports.front().device->library();
+    const auto find = [&library, settings = std::make_shared<const Config>(config)](
+                          const verbs::NicIdentity& before) {
+      return verbs::open_successor(library, before, *settings);
+    };
     return std::shared_ptr<RdmaPorts>(
-        std::make_shared<verbs::HostPorts>(std::move(list->ports), host.workers, host.nics));
+        std::make_shared<verbs::HostPorts>(std::move(list->ports), host.workers, host.nics, find));
   }
   if (forced) {
     return fail(Errc::system,

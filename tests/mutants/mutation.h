@@ -147,6 +147,13 @@ enum class Mutation : uint16_t {
   refusals_excused,        ///< and never, however often it comes again
   dead_channel_waited,     ///< who sleeps does so on a channel that the kernel has closed
   dead_device_asked,       ///< memory is registered with a device that has failed
+  keys_of_one_before,      ///< a device that is back is taken to know memory by the keys of before
+  returned_comes_last,     ///< a NIC that is back shares its end with first paths that stay down
+  return_not_told,         ///< that a device is back is told to no connection
+  returned_is_primary,     ///< what has come back counts as the NIC that first paths begin at
+  successor_by_name,       ///< what has the name of a device that is gone counts as the same NIC
+  one_before_kept,         ///< what was registered with a device that is gone is not taken back
+  gone_device_kept,        ///< a device that is gone stays open though nothing uses it
   untaken_memory_named,    ///< memory that a hop's device has not taken is named to it all the same
   last_receive_told,       ///< a lane is empty before anything proves that its queue pair has ended
   acknowledged_for_good,   ///< a chunk of an open message is lost with the device that took it

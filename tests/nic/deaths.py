@@ -36,8 +36,9 @@ import perf_job  # pylint: disable=wrong-import-position
 
 
 class Kind:
-    """`steps`: commands of nha-nic, @ is the device, or a number of seconds to wait.  `shows`: a
-    word and the least number behind it that `show` must have afterwards, or the mode."""
+    """`steps`: commands of nha-nic, @ is the device, @1 the same host's other one, or a number of
+    seconds to wait.  `shows`: a word and the least number behind it that `show` must have
+    afterwards, or the mode."""
 
     def __init__(self, what, steps, shows=None, may_end=False):
         self.what, self.steps, self.shows, self.may_end = what, steps, shows, may_end
@@ -62,6 +63,9 @@ KINDS = {
     "gid-change": Kind("GID_CHANGE, and nothing else", [["event", "@", "gid_change"]]),
     "reset": Kind("reset: fatal, disassociated", [["reset", "@"]], ("mode", "reset")),
     "reset-back": Kind("reset, and back at once", [["reset", "@"], ["back", "@"]],
+                       ("generation", 1)),
+    "reset-both": Kind("reset, and back after 0.5 s; then the other device for good",
+                       [["reset", "@"], 0.5, ["back", "@"], 3.0, ["reset", "@1"]],
                        ("generation", 1)),
     "remove": Kind("graceful removal under load: memory goes before queue pairs",
                    [["remove", "@"]], ("revoked", 1)),
@@ -126,6 +130,7 @@ def run(options, name, mode, number):
     kind = KINDS[name]
     chance = random.Random(f"{options.seed} {name} {mode} {number}")
     device = f"{1 + number % 2}:0"
+    named = {"@": device, "@1": f"{device[0]}:1"}
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         seconds = options.seconds + sum(step for step in kind.steps if isinstance(step, float))
@@ -140,10 +145,13 @@ def run(options, name, mode, number):
             if isinstance(step, float):
                 time.sleep(step)
             else:
-                job.nic([device if word == "@" else word for word in step])
+                job.nic([named.get(word, word) for word in step])
         over = bool(kind.steps) and job.process.poll() == 0  # before all of it was done
         status, out = job.end(seconds + options.patience)
-        if over or not happened(kind, job.show(device)):
+        second = named["@1"] if any("@1" in step for step in kind.steps
+                                    if not isinstance(step, float)) else None
+        if over or not happened(kind, job.show(device)) or \
+                (second and job.show(second)["mode"] != "reset"):
             return None
         text = job.log.read_text(errors="replace")
         verdict = {0: "went on", None: "hung", 3: "hung"}.get(

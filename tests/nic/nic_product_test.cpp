@@ -83,7 +83,7 @@ TEST(NicProduct, EntriesOfOtherNamespacesAreLeftOut) {
       EXPECT_EQ(asked_of(pair.paths[0].first).ah_attr.grh.sgid_index, 2);
       fabric::NicBoard board;
       const verbs::HostPorts host_ports(pair.ports, 1, board);
-      EXPECT_EQ(host_ports.at(0).address.text(), "10.1.0.2");
+      EXPECT_EQ(host_ports.address(0).text(), "10.1.0.2");
     });
   }
 }

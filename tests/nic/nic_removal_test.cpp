@@ -158,6 +158,32 @@ TEST(NicRemoval, ADeviceIsNotGoneBeforeItsDriverHasEndedAllThatTheProductHadTher
   });
 }
 
+TEST(NicRemoval, WhatComesInPlaceOfADeviceIsOpenedWhenOneOfItsPortsIsUsable) {
+  for (const char* more : {"", ",vf"}) {
+    with_nic(std::string("devices=2") + more, [](Control& control) {
+      const auto ports = ports_of({});
+      ASSERT_EQ(ports.size(), 2U);
+      const verbs::NicIdentity second = verbs::identity_of(ports[1]);
+      const verbs::Library& library = ports[1].device->library();
+      const auto look = [&] { return verbs::open_successor(library, second, {}); };
+      control.set_mode(1, 1, Mode::reset);
+      EXPECT_TRUE(look().empty()) << "it is not there";
+      control.cut(1, 1, 1, emulated::cut_in | emulated::cut_out, true);
+      control.bring_back(1, 1);
+      EXPECT_TRUE(look().empty()) << "its port is down";
+      control.cut(1, 1, 1, 0, true);
+      const auto found = look();
+      ASSERT_EQ(found.size(), 1U);
+      EXPECT_EQ(found[0].info.device, "mlx5_1");
+      EXPECT_EQ(verbs::identity_of(found[0]).pci_path, second.pci_path);
+      int memory = 0;
+      EXPECT_TRUE(found[0].device->add(&memory, sizeof memory, verbs::MemoryKind::host));
+      EXPECT_FALSE(ports[1].device->add(&memory, sizeof memory, verbs::MemoryKind::host))
+          << "the one before is another one";
+    });
+  }
+}
+
 // Its channel stays readable for ever, so that who sleeps on it does not sleep.
 TEST(NicRemoval, AWorkerSleepsThoughItHasPathsOfADeviceThatIsGone) {
   with_nic("devices=2", [](Control& control) {

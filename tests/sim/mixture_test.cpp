@@ -60,6 +60,13 @@ TEST(SimMixture, SeedsThatFoundSomething) {
   }
 }
 
+/// What comes back after a reset carries data, and another device may fail then.
+TEST(SimMixture, DevicesThatComeBack) {
+  const uint64_t runs = 2 * sim_seeds();
+  const FailoverTotals totals = run_kind(RunKind::devices, runs);
+  EXPECT_GT(totals.devices_back, runs / 40);
+}
+
 /// Threads and callers drive in turn, and change hands at any point.
 TEST(SimMixture, ThreadsWithCallersThatHelp) {
   const uint64_t runs = sim_seeds();

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -110,10 +111,22 @@ class DeviceWatching : public ::testing::TestWithParam<bool> {
     ASSERT_TRUE(engine);
     engine_ = std::move(*engine);
     device_->watched.store(true);
-    ASSERT_TRUE(engine_->worker(0).adopt(
-        std::make_unique<DeviceWatch>(device_, [this](EventEffect effect, unsigned) {
+    DeviceWatch::Return back;
+    back.open = [this] {
+      const std::lock_guard lock(mutex_);
+      ++looks_;
+      return successor_ ? std::vector<UsablePort>{{std::exchange(successor_, nullptr), {}}}
+                        : std::vector<UsablePort>();
+    };
+    back.take = [this](const std::vector<UsablePort>& found) {
+      back_ += found.front().device != device_ ? 1 : 0;
+    };
+    ASSERT_TRUE(engine_->worker(0).adopt(std::make_unique<DeviceWatch>(
+        device_,
+        [this](EventEffect effect, unsigned) {
           lost_told_ += effect == EventEffect::device_lost ? 1 : 0;
-        })));
+        },
+        std::move(back))));
   }
   void TearDown() override {
     engine_.reset();
@@ -162,6 +175,10 @@ class DeviceWatching : public ::testing::TestWithParam<bool> {
   std::shared_ptr<Device> device_;
   std::unique_ptr<Engine> engine_;
   std::atomic<int> lost_told_{0};
+  std::mutex mutex_;
+  std::shared_ptr<Device> successor_;  ///< to be found; under the mutex
+  std::atomic<int> looks_{0};
+  std::atomic<int> back_{0};
 };
 
 TEST_P(DeviceWatching, EveryEventIsReadAndAcknowledged) {
@@ -204,6 +221,8 @@ TEST_P(DeviceWatching, ALostDeviceIsGoneWhenItsOldestChannelIsClosed) {
 
 // One that is removed in order has one event, which is the last.
 TEST_P(DeviceWatching, ADeviceThatWasRemovedInOrderIsGoneWithItsOnlyEvent) {
+  happen(IBV_EVENT_GID_CHANGE);  // by then it is watched
+  ASSERT_TRUE(until([&] { return device_of_test_.acknowledged.load() == 1; }));
   close_channel();
   happen(IBV_EVENT_DEVICE_FATAL);
   EXPECT_TRUE(until([&] { return is_gone(); }));
@@ -247,6 +266,31 @@ TEST_P(DeviceWatching, AllAreToldOnceWhoeverFoundOutFirst) {
 TEST_P(DeviceWatching, ADeviceThatIsTakenAwayWithoutAWordIsGone) {
   ASSERT_EQ(shutdown(device_of_test_.driver, SHUT_RDWR), 0);
   EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::gone; }));
+}
+
+TEST_P(DeviceWatching, WhatComesInPlaceOfADeviceThatIsGoneIsWatchedFromThenOn) {
+  EXPECT_EQ(looks_.load(), 0);
+  happen(IBV_EVENT_DEVICE_FATAL);
+  EXPECT_TRUE(until([&] { return device_->health.level() == DeviceHealth::Level::lost; }));
+  EXPECT_EQ(looks_.load(), 0) << "it is not gone";
+  device_of_test_.taken_away = true;
+  EXPECT_TRUE(until([&] { return looks_.load() > 1; }));
+  device_of_test_.taken_away = false;
+  auto next = Device::open(library_, nullptr, config_);
+  ASSERT_TRUE(next) << next.error().message();
+  {
+    const std::lock_guard lock(mutex_);
+    successor_ = *next;
+  }
+  EXPECT_TRUE(until([&] { return back_.load() == 1; }));
+  happen(IBV_EVENT_PORT_ERR);
+  EXPECT_TRUE(until([&] { return device_of_test_.acknowledged.load() == 2; }));
+  EXPECT_TRUE((*next)->watched.load());
+  EXPECT_FALSE(device_->watched.load());
+  EXPECT_TRUE((*next)->health.usable());
+  EXPECT_FALSE(device_->health.usable());
+  happen(IBV_EVENT_DEVICE_FATAL);
+  EXPECT_TRUE(until([&] { return lost_told_.load() == 2; })) << "it may fail as the first one did";
 }
 
 TEST_P(DeviceWatching, QueuesThatFailAreNamedToTheirPorts) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -26,11 +27,14 @@ class RegionBookTest : public testing::Test {
       return RegionKeys{key, key + 1, key + 2};
     };
   }
-  Result<RegionKeys> on_other(size_t device, uint32_t key, bool key_is_local,
+  Result<RegionKeys> on_other(const OpenedDevice& device, uint32_t key, bool key_is_local,
                               const RegionRegistry::Elsewhere& other,
                               const RegionRegistry::Make& make, Waits who = Waits::caller) {
     return book_.on_other(device, key, key_is_local, other, who, make,
-                          [this](const RegionKeys& keys) { taken_back_.push_back(keys); });
+                          [this](const RegionRegistry::Elsewhere& there, const RegionKeys& keys) {
+                            from_.push_back(there);
+                            taken_back_.push_back(keys);
+                          });
   }
   /// A device that says when it has been asked, and waits until it may answer.
   struct Slow {
@@ -45,7 +49,8 @@ class RegionBookTest : public testing::Test {
     std::promise<void> answers;
   };
   RegionRegistry book_;
-  std::vector<RegionKeys> taken_back_;
+  std::vector<RegionRegistry::Elsewhere> from_;
+  std::vector<RegionKeys> taken_back_;  ///< from there
   int made_ = 0;
   RegionOrigin last_;
 };
@@ -75,11 +80,45 @@ TEST_F(RegionBookTest, TheLastUserGivesBackWhatWasMadeElsewhere) {
   EXPECT_TRUE(book_.remove(0, 10).empty()) << "somebody still uses it";
   const auto elsewhere = book_.remove(0, 10);
   ASSERT_EQ(elsewhere.size(), 1U);
-  EXPECT_EQ(elsewhere[0].first.device, 1U);
+  EXPECT_EQ(elsewhere[0].first.at.device, 1U);
   EXPECT_EQ(elsewhere[0].second.handle, 72U);
   EXPECT_FALSE(on_other(0, 10, true, {1, 0}, make(70)));
   EXPECT_FALSE(on_other(0, 11, false, {1, 0}, make(70)));
   EXPECT_TRUE(book_.remove(0, 10).empty());
+}
+
+TEST_F(RegionBookTest, WhatComesInPlaceOfADeviceHasKeysOfItsOwn) {
+  int memory = 0;
+  const OpenedDevice first(0, 0);
+  const OpenedDevice second(0, 1);
+  const OpenedDevice third(0, 2);
+  book_.add(first, {10, 11, 0}, {&memory, sizeof memory, false, -1, 0});
+  EXPECT_FALSE(on_other(second, 10, true, {1, 0}, make(60))) << "the same number, another device";
+  ASSERT_TRUE(on_other(first, 10, true, {second, 0}, make(70)));
+  EXPECT_TRUE(taken_back_.empty());
+  // What a later connection knows it by leads there as well.
+  EXPECT_EQ(on_other(second, 70, true, {third, 0}, make(80))->local_key, 80U);
+  ASSERT_EQ(taken_back_.size(), 1U) << "nothing is reached by the one before any more";
+  EXPECT_EQ(from_[0].at, second);
+  EXPECT_EQ(taken_back_[0].handle, 72U);
+  EXPECT_EQ(on_other(third, 81, false, {1, 0}, make(90))->local_key, 90U);
+  EXPECT_EQ(on_other(second, 70, true, {third, 0}, make(60))->local_key, 80U) << "again";
+  EXPECT_EQ(on_other(second, 71, false, {1, 0}, make(60))->local_key, 90U);
+  const auto left = book_.remove(first, 10);
+  EXPECT_EQ(std::ranges::count_if(left, [](const auto& one) { return one.second.handle != 0; }), 2)
+      << "what was taken back is not taken back twice";
+  EXPECT_FALSE(on_other(third, 80, true, {1, 0}, make(100)));
+}
+
+TEST_F(RegionBookTest, NamesOfADeviceThatIsGoneStayForWhoKnowsMemoryByThem) {
+  const OpenedDevice gone(0, 0);
+  const OpenedDevice later(0, 1);
+  book_.add(later, {10, 11, 5}, {nullptr, 4, false, -1, 0});
+  const auto name = [](const RegionOrigin&) -> Result<RegionKeys> { return RegionKeys{9, 9, 0}; };
+  ASSERT_TRUE(on_other(later, 10, true, {gone, 0}, name));
+  ASSERT_TRUE(on_other(gone, 9, true, {OpenedDevice(0, 2), 0}, make(70)));
+  EXPECT_TRUE(on_other(gone, 9, true, {1, 0}, make(80)));
+  EXPECT_TRUE(taken_back_.empty());
 }
 
 TEST_F(RegionBookTest, AFailureIsPassedOnAndTriedAgain) {

@@ -235,6 +235,43 @@ TEST(Shadow, LinkLocalAddressesComeAfterTheOthersOfFartherNics) {
   EXPECT_EQ(ranked[1], (RailPair{3, 3}));
 }
 
+TEST(Shadow, ADeviceThatHasComeBackInPlaceOfThePrimarysSharesNoEnd) {
+  const auto datagrams = [] {
+    Rail other = rail(9, 9, pci_far);
+    other.kind = 7;
+    return other;
+  };
+  std::vector<Rail> local{rail(0, 0, 0, true), rail(1, 1, 4), datagrams()};
+  std::vector<Rail> remote = local;
+  for (size_t i = 0; i < remote.size(); ++i) {
+    remote[i].address[3] = 2;
+    local[i].address[3] = 1;
+  }
+  EXPECT_FALSE(first_is_over(local));
+  const std::vector<Rail> before = local;
+  local.push_back(local[0]);
+  local[3].number = Rail::first_returned + 5;
+  local[3].primary = false;
+  EXPECT_TRUE(first_is_over(local));
+  const auto place = [](const std::vector<RailPair>& ranked, const RailPair& pair) {
+    return std::find(ranked.begin(), ranked.end(), pair) - ranked.begin();
+  };
+  for (const bool here : {true, false}) {
+    const auto ranked = here ? rank_shadows(local, remote) : rank_shadows(remote, local);
+    const RailPair back = here ? RailPair{3, 0} : RailPair{0, 3};
+    EXPECT_LT(place(ranked, back), place(ranked, {2, 2})) << "datagrams come last";
+    EXPECT_LT(place(ranked, {2, 2}), static_cast<ptrdiff_t>(ranked.size()));
+  }
+  // Another one that has come back leaves the first paths as they are.
+  local[3] = before[1];
+  local[3].number = Rail::first_returned + 1;
+  EXPECT_FALSE(first_is_over(local));
+  // Nor does one that a later connection begins at.
+  local = before;
+  local[0].number = Rail::first_returned;
+  EXPECT_FALSE(first_is_over(local));
+}
+
 TEST(Shadow, APairSaysWhichNicsItsPlacesAre) {
   const std::vector<Rail> local{rail(0, 0, 0, true), rail(60000, 1), rail(60000, 2), rail(7, 3)};
   EXPECT_EQ(nic_of(local, 2), 1U);

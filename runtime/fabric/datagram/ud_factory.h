@@ -28,7 +28,11 @@ class UdFactory final : public RdmaFactory {
  private:
   PortOpener opener_;
   size_t paths_wanted_;
-  std::vector<std::vector<std::weak_ptr<DatagramPort>>> open_;  // per worker and RDMA port
+  struct OpenEnd {
+    uint32_t incarnation = 0;
+    std::weak_ptr<DatagramPort> port;
+  };
+  std::vector<std::vector<OpenEnd>> open_;  // per worker and RDMA port
 };
 
 }  // namespace nccl_ha::fabric

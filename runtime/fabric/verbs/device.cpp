@@ -52,9 +52,8 @@ constexpr Duration silent_after = std::chrono::seconds(1);
 uint64_t to_host(__be64 value) { return be64toh(value); }
 
 void read_place(PortInfo& info) {
-  const std::string device = sysfs(info.device) + "/device";
-  info.pci_path = pci_path_of(device);
-  const std::string numa = read_line(device + "/numa_node");
+  info.pci_path = device_path_of(info.device);
+  const std::string numa = read_line(sysfs(info.device) + "/device/numa_node");
   int node = -1;
   static_cast<void>(std::from_chars(numa.data(), numa.data() + numa.size(), node));
   info.numa_node = node;
@@ -98,6 +97,18 @@ const char* to_text(LinkLayer layer) {
       return "InfiniBand";
   }
   return "unknown";
+}
+
+uint64_t node_guid_of(const std::string& device) {
+  std::string digits = read_line(sysfs(device) + "/node_guid");  // four groups between colons
+  std::erase(digits, ':');
+  uint64_t guid = 0;
+  static_cast<void>(std::from_chars(digits.data(), digits.data() + digits.size(), guid, 16));
+  return guid;
+}
+
+std::string device_path_of(const std::string& device) {
+  return pci_path_of(sysfs(device) + "/device");
 }
 
 int width_lanes(uint8_t code) {

@@ -56,6 +56,11 @@ int64_t lane_mbps(uint8_t code);
 /// What sysfs says of a port, as in "800 Gb/sec (4X XDR)", in Mbit/s; 0: something else.
 int64_t rate_mbps(std::string_view text);
 
+/// The GUID of a device's node as sysfs says it; 0: it does not.
+uint64_t node_guid_of(const std::string& device);
+/// PortInfo::pci_path of its ports.
+std::string device_path_of(const std::string& device);
+
 /// What NCCL_IB_HCA means: see settings.def.  Pure.
 bool hca_selected(std::string_view spec, std::string_view device, unsigned port);
 
@@ -132,6 +137,9 @@ class Device {
   bool dmabuf() const { return dmabuf_; }
   bool relaxed_ordering() const { return relaxed_ordering_; }
 
+  /// Nothing is registered there any more that somebody has to take back.
+  bool unused() const;
+
   /// Any thread.
   Resolver& resolver() { return *resolver_; }
   /// Any thread.
@@ -148,6 +156,8 @@ class Device {
   std::atomic<uint64_t> partition_changes{0};
   /// Somebody reads its asynchronous events.
   std::atomic<bool> watched{false};
+  /// That paths use, or did, beside what their users registered (OwnMemory).
+  std::atomic<size_t> own_memories{0};
 
  private:
   struct Entry {

@@ -25,6 +25,11 @@ bool Device::may_answer() {
   return health.usable();
 }
 
+bool Device::unused() const {
+  std::lock_guard lock(mutex_);
+  return regions_.empty() && own_memories.load(std::memory_order_acquire) == 0;
+}
+
 // What the device is asked for while mutex_ is held would make whoever lets go of other memory wait
 // for its firmware.
 

@@ -15,6 +15,8 @@ constexpr unsigned events_per_turn = 32;
 constexpr Duration look_interval = std::chrono::milliseconds(20);
 constexpr uint32_t looks_often = 3000;
 constexpr Duration interval_later = std::chrono::seconds(1);
+/// For a device that has not come back for long.
+constexpr Duration interval_much_later = std::chrono::seconds(5);
 
 }  // namespace
 
@@ -42,9 +44,9 @@ EventEffect effect_of(ibv_event_type type) {
   }
 }
 
-DeviceWatch::DeviceWatch(std::shared_ptr<Device> device, Tell tell)
-    : device_(std::move(device)), tell_(std::move(tell)) {
-  look_again_.bind([](void* self) { static_cast<DeviceWatch*>(self)->read_events(); }, this);
+DeviceWatch::DeviceWatch(std::shared_ptr<Device> device, Tell tell, Return back)
+    : device_(std::move(device)), tell_(std::move(tell)), return_(std::move(back)) {
+  timer_.bind([](void* self) { static_cast<DeviceWatch*>(self)->look_again(); }, this);
 }
 
 DeviceWatch::~DeviceWatch() {
@@ -55,7 +57,20 @@ DeviceWatch::~DeviceWatch() {
 
 void DeviceWatch::start(Context& context) {
   context_ = &context;
-  auto watch = context.streams().watch_fd(device_->context()->async_fd, this);
+  begin();
+}
+
+/// The device may have failed before somebody watched it.
+void DeviceWatch::begin() {
+  if (device_->health.level() == DeviceHealth::Level::gone) {
+    await_return();
+    return;
+  }
+  if (device_->taken_away()) {
+    on_gone();
+    return;
+  }
+  auto watch = context_->streams().watch_fd(device_->context()->async_fd, this);
   if (!watch) {
     NHA_LOG_WARN_LIMITED("RDMA device {}: its events cannot be watched: {}", device_->name(),
                          watch.error().message());
@@ -64,13 +79,18 @@ void DeviceWatch::start(Context& context) {
     return;
   }
   watch_ = std::move(*watch);
+  look_whether_gone();
+}
+
+void DeviceWatch::look_again() {
+  device_->health.level() == DeviceHealth::Level::gone ? await_return() : read_events();
 }
 
 void DeviceWatch::on(const Message& message) { (void)message; }
 
 void DeviceWatch::stop() {
   watch_.reset();
-  context_->timers().cancel(look_again_);
+  context_->timers().cancel(timer_);
 }
 
 void DeviceWatch::on_readable(int fd) {
@@ -110,14 +130,50 @@ void DeviceWatch::look_whether_gone() {
     on_gone();
   } else {
     context_->timers().arm(
-        look_again_, context_->now() + (++looks_ <= looks_often ? look_interval : interval_later));
+        timer_, context_->now() + (++looks_ <= looks_often ? look_interval : interval_later));
   }
 }
 
 void DeviceWatch::on_gone() {
   worsen(DeviceHealth::Level::gone, "the kernel has taken the device away");
-  context_->timers().cancel(look_again_);
+  context_->timers().cancel(timer_);
   watch_.reset();  // nothing comes any more, and it may stay readable
+  looks_ = 0;
+  await_return();
+}
+
+/// Looks now and again; what a look has found is there a little later.
+void DeviceWatch::await_return() {
+  if (!return_.open) {
+    return;
+  }
+  if (!search_) {
+    search_ = std::make_unique<SuccessorSearch>(device_->library(), return_.open);
+  }
+  const std::vector<UsablePort> found = search_->look();
+  if (!found.empty()) {
+    follow(found);
+    return;
+  }
+  ++looks_;
+  const Duration wait = looks_ > looks_often   ? interval_much_later
+                        : search_->under_way() ? look_interval
+                                               : interval_later;
+  context_->timers().arm(timer_, context_->now() + wait);
+}
+
+void DeviceWatch::follow(const std::vector<UsablePort>& found) {
+  const std::shared_ptr<Device> next = found.front().device;
+  NHA_LOG_WARN("RDMA device {} is back{}: connections may use it again", device_->name(),
+               next->name() == device_->name() ? "" : " as " + next->name());
+  device_->watched.store(false, std::memory_order_release);
+  next->watched.store(true, std::memory_order_release);
+  device_ = next;
+  search_.reset();
+  looks_ = 0;
+  lost_told_ = false;
+  return_.take(found);
+  begin();
 }
 
 void DeviceWatch::take(const ibv_async_event& event) {
@@ -172,8 +228,7 @@ void DeviceWatch::worsen(DeviceHealth::Level to, const char* what) {
   const bool first = !std::exchange(lost_told_, true);
   if (worse || first) {
     NHA_LOG_WARN("RDMA device {}: {}; {}", device_->name(), what,
-                 first ? "its paths end now, and this process does not use it again"
-                       : "nothing that it was given reaches memory any more");
+                 first ? "its paths end now" : "nothing that it was given reaches memory any more");
   }
   if (first && tell_) {
     tell_(EventEffect::device_lost, 0);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <utility>
 
 #include "runtime/base/data_turn.h"
@@ -30,9 +31,9 @@ IpAddress address_of(const PortInfo& port) {
   return found;
 }
 
-RdmaPort describe(const UsablePort& usable) {
+DeviceFacts describe(const UsablePort& usable) {
   const PortInfo& info = usable.info;
-  RdmaPort port;
+  DeviceFacts port;
   port.name = info.port_count > 1 ? fmt::format("{}:{}", info.device, info.port) : info.device;
   port.guid = info.guid;
   port.pci_path = info.pci_path;
@@ -42,7 +43,6 @@ RdmaPort describe(const UsablePort& usable) {
   port.peer_memory = usable.device->peer_memory();
   port.dmabuf = usable.device->dmabuf();
   port.netdev = info.netdev;
-  port.address = address_of(info);
   if (!info.netdev.empty() && !info.pci_path.empty()) {
     PortIdentity identity = read_port_identity(info.netdev);
     port.switch_id = std::move(identity.switch_id);
@@ -83,9 +83,7 @@ Result<RegionKeys> register_or_look(Device& device, const RegionOrigin& origin) 
 /// An absence: whoever has other devices goes on over those.
 Error gone(const Device& device) {
   return fail(Errc::system,
-              fmt::format("RDMA device {} failed earlier: see the kernel's log; restart the job "
-                          "when it is back",
-                          device.name()),
+              fmt::format("RDMA device {} failed earlier: see the kernel's log", device.name()),
               ENODEV);
 }
 
@@ -156,11 +154,14 @@ class DeviceMemory final : public OwnMemory {
  public:
   /// Of a device that outlives its commands.
   DeviceMemory(Device& device, const RegionOrigin& origin, std::shared_ptr<void> bytes)
-      : device_(device), origin_(origin), bytes_(std::move(bytes)) {}
+      : device_(device), origin_(origin), bytes_(std::move(bytes)) {
+    device_.own_memories.fetch_add(1, std::memory_order_relaxed);
+  }
   ~DeviceMemory() override {
     if (keys_.handle != 0) {
       device_.remove(region_of(keys_), std::move(bytes_));
     }
+    device_.own_memories.fetch_sub(1, std::memory_order_release);
   }
   Result<void> enter() override {
     if (keys_.handle != 0) {
@@ -185,34 +186,92 @@ class DeviceMemory final : public OwnMemory {
 
 }  // namespace
 
-HostPorts::HostPorts(std::vector<UsablePort> usable, size_t workers, NicBoard& board)
-    : usable_(std::move(usable)),
-      board_(board),
-      open_(workers, std::vector<std::weak_ptr<Port>>(usable_.size())) {
-  for (const UsablePort& one : usable_) {
-    ports_.push_back(describe(one));
+void GoneDevices::add(const std::shared_ptr<Device>& device) {
+  std::lock_guard lock(mutex_);
+  if (std::ranges::find(devices_, device) == devices_.end()) {
+    devices_.push_back(device);
+  }
+}
+
+std::shared_ptr<Device> GoneDevices::find(const ibv_context* context) const {
+  std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find_if(
+      devices_, [&](const auto& device) { return device->context() == context; });
+  return found == devices_.end() ? nullptr : *found;
+}
+
+void GoneDevices::end_unused() {
+  std::vector<std::shared_ptr<Device>> unused;  // ends after the lock
+  std::lock_guard lock(mutex_);
+  unused.reserve(devices_.size());
+  const auto rest = std::ranges::partition(
+      devices_, [](const auto& device) { return device.use_count() > 1 || !device->unused(); });
+  std::ranges::move(rest, std::back_inserter(unused));
+  devices_.erase(rest.begin(), rest.end());
+}
+
+HostPorts::HostPorts(std::vector<UsablePort> usable, size_t workers, NicBoard& board,
+                     FindSuccessor find)
+    : board_(board),
+      find_(std::move(find)),
+      open_(workers, std::vector<std::weak_ptr<Port>>(usable.size())) {
+  for (UsablePort& one : usable) {
+    facts_.push_back(describe(one));
+    const IpAddress address = address_of(one.info);
+    present_.push_back({std::move(one), address, 0});
   }
 }
 
 HostPorts::~HostPorts() = default;
 
 DeviceLimits HostPorts::limits(size_t port) const {
-  const ibv_device_attr& device = usable_[port].device->attributes();
+  std::lock_guard lock(mutex_);
+  const ibv_device_attr& device = present_[port].usable.device->attributes();
   const auto count = [](int limit) { return static_cast<size_t>(std::max(0, limit)); };
   return {count(device.max_qp), count(device.max_cq), count(device.max_cqe), count(device.max_mr)};
 }
 
-bool HostPorts::is_busy(size_t port) const {
-  return usable_[port].device->conductor().busy() >= busy_after;
+uint32_t HostPorts::incarnation(size_t port) const {
+  std::lock_guard lock(mutex_);
+  return present_[port].incarnation;
+}
+
+IpAddress HostPorts::address(size_t port) const {
+  std::lock_guard lock(mutex_);
+  return present_[port].address;
+}
+
+Result<UsablePort> HostPorts::present(const RdmaEnd& end) const {
+  std::lock_guard lock(mutex_);
+  const Present& now = present_[end.port];
+  return now.incarnation == end.incarnation ? Result<UsablePort>(now.usable)
+                                            : Result<UsablePort>(gone(*now.usable.device));
+}
+
+Result<UsablePort> HostPorts::watched(Context& context, const RdmaEnd& end) {
+  auto now = present(end);
+  if (now) {
+    watch_device(context, *now);
+    if (!now->device->health.usable()) {
+      return gone(*now->device);
+    }
+  }
+  return now;
+}
+
+bool HostPorts::is_busy(const RdmaEnd& end) const {
+  const auto now = present(end);
+  return now && now->device->conductor().busy() >= busy_after;
 }
 
 /// Of a device that has failed since, a caller's memory has names only: whoever has other devices
 /// goes on over those.
-Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin, Waits who) {
-  Device& device = *usable_[port].device;
-  if (device.may_answer()) {
-    auto keys = registered_in_time(device, origin, who);
-    if (keys || device.health.usable()) {
+Result<RegionKeys> HostPorts::add_memory(const RdmaEnd& end, const RegionOrigin& origin,
+                                         Waits who) {
+  const auto now = present(end);
+  if (now && now->device->may_answer()) {
+    auto keys = registered_in_time(*now->device, origin, who);
+    if (keys || now->device->health.usable()) {
       return keys;
     }
   }
@@ -220,33 +279,51 @@ Result<RegionKeys> HostPorts::add_memory(size_t port, const RegionOrigin& origin
   return RegionKeys{name, name, 0};
 }
 
-std::shared_ptr<OwnMemory> HostPorts::own_memory(size_t port, const RegionOrigin& origin,
-                                                 std::shared_ptr<void> bytes) {
-  return std::make_shared<DeviceMemory>(*usable_[port].device, origin, std::move(bytes));
+Result<std::shared_ptr<OwnMemory>> HostPorts::own_memory(const RdmaEnd& end,
+                                                         const RegionOrigin& origin,
+                                                         std::shared_ptr<void> bytes) {
+  const auto now = present(end);
+  if (!now) {
+    return now.error();
+  }
+  return std::shared_ptr<OwnMemory>(
+      std::make_shared<DeviceMemory>(*now->device, origin, std::move(bytes)));
 }
 
-void HostPorts::remove_memory(size_t port, const RegionKeys& keys, std::shared_ptr<void> keep) {
-  if (keys.handle != 0) {
-    usable_[port].device->remove(region_of(keys), std::move(keep));
+void HostPorts::remove_memory(const RegionKeys& keys, std::shared_ptr<void> keep) {
+  if (keys.handle == 0) {
+    return;
+  }
+  const Region region = region_of(keys);
+  std::shared_ptr<Device> its;
+  {
+    std::lock_guard lock(mutex_);
+    const auto here = std::ranges::find_if(present_, [&](const Present& one) {
+      return one.usable.device->context() == region.mr->context;
+    });
+    its = here != present_.end() ? here->usable.device : gone_->find(region.mr->context);
+  }
+  if (its) {
+    its->remove(region, std::move(keep));
   }
 }
 
-Result<OwnedPath> HostPorts::create_path(Context& context, size_t port, const PathOptions& options,
-                                         PathOwner* owner) {
-  const UsablePort& usable = usable_[port];
-  if (!usable.device->health.usable()) {
-    return gone(*usable.device);
+Result<OwnedPath> HostPorts::create_path(Context& context, const RdmaEnd& end,
+                                         const PathOptions& options, PathOwner* owner) {
+  const auto now = watched(context, end);
+  if (!now) {
+    return now.error();
   }
-  std::weak_ptr<Port>& slot = open_[context.worker_index()][port];
+  std::weak_ptr<Port>& slot = open_[context.worker_index()][end.port];
   std::shared_ptr<Port> opened = slot.lock();
-  if (!opened) {
+  if (!opened || &opened->device() != now->device.get()) {
     Port::Environment environment;
     environment.clock = &context.turn_clock();
     environment.timers = &context.timers();
     environment.lost = &context.lost_time();
     environment.secrets = &context.secrets();
     environment.counters = context.counters().place();
-    auto made = Port::open(usable, Options::from(context.config()), environment);
+    auto made = Port::open(*now, Options::from(context.config()), environment);
     if (!made) {
       return made.error();
     }
@@ -255,9 +332,8 @@ Result<OwnedPath> HostPorts::create_path(Context& context, size_t port, const Pa
     opened = std::shared_ptr<Port>(
         raw, [&context, keep = std::move(*made)](Port* p) { context.remove_poller(p); });
     slot = opened;
-    watch_device(context, usable);
   }
-  auto want = gid_preference(context.config(), usable.info);
+  auto want = gid_preference(context.config(), now->info);
   if (!want) {
     return want.error();
   }
@@ -268,29 +344,28 @@ Result<OwnedPath> HostPorts::create_path(Context& context, size_t port, const Pa
   return OwnedPath{std::move(opened), std::move(*path)};
 }
 
-Result<std::unique_ptr<PacketIo>> HostPorts::open_datagrams(Context& context, size_t port) {
-  const UsablePort& usable = usable_[port];
-  if (!usable.device->health.usable()) {
-    return gone(*usable.device);
+Result<std::unique_ptr<PacketIo>> HostPorts::open_datagrams(Context& context, const RdmaEnd& end) {
+  const auto now = watched(context, end);
+  if (!now) {
+    return now.error();
   }
-  if (usable.device->conductor().busy() >= busy_after) {
-    return busy(*usable.device);  // whoever asks again and again leaves no queue of orders
+  if (now->device->conductor().busy() >= busy_after) {
+    return busy(*now->device);  // whoever asks again and again leaves no queue of orders
   }
   const Config& config = context.config();
-  auto want = gid_preference(config, usable.info);
+  auto want = gid_preference(config, now->info);
   if (!want) {
     return want.error();
   }
   UdIo::Route route;
-  route.port = usable.info.port;
+  route.port = now->info.port;
   route.traffic_class = static_cast<uint8_t>(std::max<int64_t>(config.ib_traffic_class, 0));
   route.service_level = static_cast<uint8_t>(std::max<int64_t>(config.ib_service_level, 0));
   route.gid = *want;
-  auto ud = UdIo::open(usable.device, route, Options::from(config));
+  auto ud = UdIo::open(now->device, route, Options::from(config));
   if (!ud) {
     return ud.error();
   }
-  watch_device(context, usable);
   return std::unique_ptr<PacketIo>(std::move(*ud));
 }
 
@@ -298,20 +373,70 @@ void HostPorts::watch_device(Context& context, const UsablePort& usable) {
   if (usable.device->watched.exchange(true, std::memory_order_acq_rel)) {
     return;
   }
+  std::vector<size_t> ports;  // the same ones of whatever comes in its place
+  {
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < present_.size(); ++i) {
+      if (present_[i].usable.device == usable.device) {
+        ports.push_back(i);
+      }
+    }
+  }
   // What an event means for the paths that end there; `port` 0: on all ports of the device.
-  auto tell = [this, device = usable.device.get()](EventEffect effect, unsigned port) {
+  const auto tell = [this, ports](EventEffect effect, unsigned port) {
     using Kind = NicNotice::Kind;
-    for (size_t i = 0; i < usable_.size(); ++i) {
-      if (usable_[i].device.get() == device && (port == 0 || usable_[i].info.port == port)) {
-        const FailureDomain nic{FailureDomain::Kind::local_nic, nic_name(ports_[i])};
+    for (const size_t i : ports) {
+      if (port == 0 || facts_[i].port == static_cast<int>(port)) {
+        const FailureDomain nic{FailureDomain::Kind::local_nic, nic_name(facts_[i])};
         board_.post({effect == EventEffect::port_up ? Kind::up : Kind::down, {nic}, ""});
       }
     }
   };
-  if (auto added = context.add_actor(std::make_unique<DeviceWatch>(usable.device, tell)); !added) {
+  DeviceWatch::Return back;
+  if (find_) {
+    back.open = [find = find_, before = identity_of(usable), old = gone_] {
+      old->end_unused();
+      return find(before);
+    };
+    back.take = [this, ports](const std::vector<UsablePort>& found) { replace(ports, found); };
+  }
+  if (auto added =
+          context.add_actor(std::make_unique<DeviceWatch>(usable.device, tell, std::move(back)));
+      !added) {
     usable.device->watched.store(false, std::memory_order_release);  // for another worker
     NHA_LOG_WARN("a port of {} that loses its link is found out by silence only: {}",
                  usable.device->name(), added.error().message());
+  }
+}
+
+void HostPorts::replace(const std::vector<size_t>& ports, const std::vector<UsablePort>& found) {
+  std::vector<std::string> back;
+  {
+    std::lock_guard lock(mutex_);
+    ++returns_;
+    for (const size_t port : ports) {
+      const auto its = std::ranges::find_if(
+          found, [&](const UsablePort& one) { return one.info.port == facts_[port].port; });
+      if (its == found.end()) {
+        continue;
+      }
+      Present& now = present_[port];
+      UsablePort next = *its;
+      gone_->add(now.usable.device);  // with what is registered there
+      now.usable = std::move(next);
+      now.incarnation = returns_;
+      if (const IpAddress address = address_of(its->info); address.family != 0) {
+        now.address = address;
+      }
+      if (its->info.active) {
+        back.push_back(nic_name(facts_[port]));
+      }
+    }
+  }
+  // First where paths may begin and end now, then that it is worth a try.
+  board_.post({NicNotice::Kind::renewed, {}, {}});
+  for (const std::string& nic : back) {
+    board_.post({NicNotice::Kind::up, {{FailureDomain::Kind::local_nic, nic}}, ""});
   }
 }
 

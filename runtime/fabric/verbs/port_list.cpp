@@ -150,6 +150,41 @@ bool any_port_selected(const Config& config, std::string_view device) {
 
 }  // namespace
 
+std::vector<UsablePort> open_successor(const Library& library, const NicIdentity& before,
+                                       const Config& config) {
+  const DeviceList devices(library);
+  std::vector<NicIdentity> now;
+  for (ibv_device* device : devices.all()) {
+    const std::string name = library.device.get_name(device);
+    now.push_back({name, node_guid_of(name), device_path_of(name)});
+  }
+  const auto found = successor_of(before, now);
+  Opening opening;
+  if (found) {
+    open_ports(library, devices.all()[*found], config, opening);
+  }
+  PortList list;
+  Config any = config;
+  any.ib_hca.clear();  // it had been selected, and may have another name now
+  for (PortInfo& info : opening.ports) {
+    sort_in(any, opening.device, std::move(info), list);
+  }
+  for (const auto* notes : {&opening.notes, &list.notes}) {
+    for (const std::string& note : *notes) {
+      NHA_LOG_WARN_LIMITED("RDMA device {} is not used again yet: {}", before.name, note);
+    }
+  }
+  // Those that follow are heard of by the device's events.
+  for (std::vector<PortInfo>* later : {&list.down, &list.without_gid}) {
+    for (PortInfo& info : *later) {
+      if (!list.ports.empty()) {
+        list.ports.push_back({opening.device, std::move(info)});
+      }
+    }
+  }
+  return std::move(list.ports);
+}
+
 Result<PortList> list_ports(const Config& config, Duration patience) {
   PortList list;
   // Settings are checked even where there is no device: a typing error should not wait for one.

@@ -9,6 +9,7 @@
 #include "runtime/base/config.h"
 #include "runtime/base/result.h"
 #include "runtime/fabric/verbs/device.h"
+#include "runtime/fabric/verbs/successor.h"
 
 namespace nccl_ha::fabric::verbs {
 
@@ -28,5 +29,10 @@ constexpr Duration device_patience = std::chrono::seconds(15);
 /// and active.  A device that takes longer than `patience` is left out.  An error only where
 /// settings are wrong or memory is out; no library and no device are notes.
 Result<PortList> list_ports(const Config& config, Duration patience = device_patience);
+
+/// The ports of what has come in place of that NIC (successor_of), which it opens; nothing: there
+/// is none, or none of its ports is usable yet.  Blocks as long as the device takes.
+std::vector<UsablePort> open_successor(const Library& library, const NicIdentity& before,
+                                       const Config& config);
 
 }  // namespace nccl_ha::fabric::verbs

@@ -55,27 +55,28 @@ size_t RcFactory::connections_max(const NetDevice& device, size_t most) const {
   return std::clamp<size_t>(tightest - (tightest + margin_part - 1) / margin_part, 1, most);
 }
 
-Result<RegionKeys> RcFactory::add_memory(const NetDevice& device, const RegionOrigin& origin,
+Result<RegionKeys> RcFactory::add_memory(const Attachment& at, const RegionOrigin& origin,
                                          Waits who) {
-  return ports().add_memory(device.index, origin, who);
+  return ports().add_memory(end_of(at), origin, who);
 }
 
-Result<std::shared_ptr<OwnMemory>> RcFactory::own_memory(const NetDevice& device,
+Result<std::shared_ptr<OwnMemory>> RcFactory::own_memory(const Attachment& at,
                                                          const RegionOrigin& origin,
                                                          std::shared_ptr<void> bytes) {
-  return ports().own_memory(device.index, origin, std::move(bytes));
+  return ports().own_memory(end_of(at), origin, std::move(bytes));
 }
 
-void RcFactory::remove_memory(const NetDevice& device, const RegionKeys& keys,
+void RcFactory::remove_memory(const Attachment& at, const RegionKeys& keys,
                               std::shared_ptr<void> keep) {
-  ports().remove_memory(device.index, keys, std::move(keep));
+  (void)at;
+  ports().remove_memory(keys, std::move(keep));
 }
 
 Result<OwnedPath> RcFactory::create_path(Context& context, const Attachment& at,
                                          const sockaddr* local, const PathOptions& options,
                                          PathOwner* owner) {
   (void)local;
-  return ports().create_path(context, port_of(at), options, owner);
+  return ports().create_path(context, end_of(at), options, owner);
 }
 
 }  // namespace nccl_ha::fabric::verbs

@@ -19,17 +19,23 @@ class RcFactory final : public RdmaFactory {
   PathTraits traits(const NetDevice& device) const override;
   size_t paths_wanted() const override { return paths_wanted_; }
   size_t connections_max(const NetDevice& device, size_t most) const override;
-  bool is_busy(const NetDevice& device) const override { return ports().is_busy(device.index); }
-  Result<RegionKeys> add_memory(const NetDevice& device, const RegionOrigin& origin,
+  /// Its keys are of no use to what comes in its place.
+  uint32_t incarnation(const NetDevice& device) const override {
+    return ports().incarnation(device.index);
+  }
+  bool is_busy(const Attachment& at) const override { return ports().is_busy(end_of(at)); }
+  Result<RegionKeys> add_memory(const Attachment& at, const RegionOrigin& origin,
                                 Waits who) override;
-  Result<std::shared_ptr<OwnMemory>> own_memory(const NetDevice& device, const RegionOrigin& origin,
+  Result<std::shared_ptr<OwnMemory>> own_memory(const Attachment& at, const RegionOrigin& origin,
                                                 std::shared_ptr<void> bytes) override;
-  void remove_memory(const NetDevice& device, const RegionKeys& keys,
+  void remove_memory(const Attachment& at, const RegionKeys& keys,
                      std::shared_ptr<void> keep) override;
   Result<OwnedPath> create_path(Context& context, const Attachment& at, const sockaddr* local,
                                 const PathOptions& options, PathOwner* owner) override;
 
  private:
+  RdmaEnd end_of(const Attachment& at) const { return {port_of(at), at.incarnation}; }
+
   size_t paths_wanted_;
   size_t shadows_;            ///< a connection has over other devices, at most
   bool flushes_;              ///< HA_NCCL_IB_FLUSH

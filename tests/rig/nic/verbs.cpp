@@ -1,4 +1,6 @@
 // libibverbs.so.1 over the emulated NICs: devices, their ports and events.
+#include <endian.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -207,6 +209,17 @@ unsigned nha_nic_generation(const char* name) {
   for (const auto& device : Nic::instance().devices()) {
     if (std::strcmp(device->name, name) == 0) {
       return device->state().generation.load();
+    }
+  }
+  return 0;
+}
+
+unsigned long nha_nic_guid(const char* name) {
+  for (const auto& device : Nic::instance().devices()) {
+    if (std::strcmp(device->name, name) == 0) {
+      ibv_device_attr attributes;
+      device->describe(&attributes);
+      return be64toh(attributes.node_guid);
     }
   }
   return 0;

@@ -86,9 +86,9 @@ void print_report(const SimOptions& options, const FailoverTotals& totals, uint6
       totals.handshakes_cut);
   fmt::print(
       "NICs        {} ports down, {} of them first of all, {} GIDs moved, {} devices lost, "
-      "{} of them hung; {} rails slow\n",
+      "{} of them hung and {} of them back; {} rails slow\n",
       totals.ports_down, totals.ports_down_first, totals.gids_moved, totals.devices_lost,
-      totals.devices_hung, totals.slow);
+      totals.devices_hung, totals.devices_back, totals.slow);
   fmt::print(
       "streams     {} ways cut for TCP alone, {} connections forgotten by middleboxes, {} "
       "resets, {} timeouts\n",

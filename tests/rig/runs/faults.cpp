@@ -59,6 +59,7 @@ const Scenario::Ends& FaultSource::some_link() {
 PathFaults::PathFaults(Stage& stage)
     : FaultSource(stage, 1, stage.scenario().path_faults),
       pairs_(~stage.scenario().seed),
+      returns_(stage.scenario().seed ^ 0x2545F4914F6CDD1D),
       for_half_posted_(stage.scenario().paired ? 3 : 0) {
   const Scenario& scenario = stage.scenario();
   // Without failover a port that is down begins no connection.
@@ -247,25 +248,51 @@ void PathFaults::hurt_nic() {
   } else if (what < 4) {
     take_port(host, rail, up_to(random_, seconds(2)));
   } else {
-    gone_ = rail;
-    sim::RdmaNic::Death death;
-    death.gone_after = up_to(random_, seconds(3));
-    death.writes_for = random_.chance(0.5) ? up_to(random_, death.gone_after) : Duration{};
-    if (pairs_.chance(0.4)) {
-      // What a receiver's NIC keeps for longer than HA_NCCL_IB_HUNG_MS nobody expects.
-      const bool receives = std::ranges::any_of(
-          scenario.links, [host](const Scenario::Ends& link) { return link.to == host; });
-      death.hangs = true;
-      death.gone_after = up_to(pairs_, seconds(40));
-      death.writes_for = up_to(pairs_, receives ? milliseconds(400) : death.gone_after);
-      ++totals.devices_hung;
-    }
-    nic.fail_for_good(death);
-    ++totals.devices_lost;
-    stage_.tell(fmt::format(
-        "process {}: device of rail {} {}, wrote for {} ms, is gone after {} ms", host, rail,
-        death.hangs ? "hangs" : "failed for good", ms(death.writes_for), ms(death.gone_after)));
+    lose_device(host, rail);
   }
+}
+
+void PathFaults::lose_device(size_t host, size_t rail) {
+  const Scenario& scenario = stage_.scenario();
+  FailoverTotals& totals = stage_.totals();
+  gone_ = rail;
+  sim::RdmaNic::Death death;
+  death.gone_after = up_to(random_, seconds(3));
+  death.writes_for = random_.chance(0.5) ? up_to(random_, death.gone_after) : Duration{};
+  if (pairs_.chance(0.4)) {
+    // What a receiver's NIC keeps for longer than HA_NCCL_IB_HUNG_MS nobody expects.
+    const bool receives = std::ranges::any_of(
+        scenario.links, [host](const Scenario::Ends& link) { return link.to == host; });
+    death.hangs = true;
+    death.gone_after = up_to(pairs_, seconds(40));
+    death.writes_for = up_to(pairs_, receives ? milliseconds(400) : death.gone_after);
+    ++totals.devices_hung;
+  }
+  const bool returns = !death.hangs && returns_.chance(0.6);
+  if (returns) {  // soon, as the traffic does not take long
+    death.gone_after = up_to(returns_, milliseconds(100));
+    death.writes_for = std::min(death.writes_for, death.gone_after);
+  }
+  stage_.processes()[host]->nics[rail]->fail_for_good(death);
+  ++totals.devices_lost;
+  stage_.tell(fmt::format("process {}: device of rail {} {}, wrote for {} ms, is gone after {} ms",
+                          host, rail, death.hangs ? "hangs" : "failed for good",
+                          ms(death.writes_for), ms(death.gone_after)));
+  if (returns) {
+    bring_back_in(death.gone_after + milliseconds(1) + up_to(returns_, milliseconds(500)), host,
+                  rail);
+  }
+}
+
+/// After which another rail or device may go for good.
+void PathFaults::bring_back_in(Duration time, size_t host, size_t rail) {
+  heals_in(time, [this, host, rail] {
+    stage_.world().bring_back(*stage_.processes()[host], rail);
+    gone_.reset();
+    any_back_ = true;
+    ++stage_.totals().devices_back;
+    stage_.tell(fmt::format("process {}: device of rail {} is back", host, rail));
+  });
 }
 
 void PathFaults::take_port(size_t host, size_t rail, Duration lasts) {

@@ -48,8 +48,8 @@ class PathFaults final : public FaultSource {
  public:
   explicit PathFaults(Stage& stage);
   void step();
-  /// A rail or a device is gone for good.
-  bool any_gone() const { return gone_.has_value(); }
+  /// A rail or a device is gone for good, or has come back as another one.
+  bool any_gone() const { return gone_.has_value() || any_back_; }
 
  private:
   void happen() override;
@@ -62,9 +62,13 @@ class PathFaults final : public FaultSource {
   void cut(size_t one, size_t other, size_t line);
   void slow(size_t one, size_t other, size_t line);
   void hurt_nic();
+  void lose_device(size_t host, size_t rail);
+  void bring_back_in(Duration time, size_t host, size_t rail);
   std::optional<size_t> gone_;  ///< a line, for good
+  bool any_back_ = false;
   // Of pairs; what was drawn before there were any stays as it was.
   Random pairs_;
+  Random returns_;                 ///< of devices
   std::optional<Instant> second_;  ///< when the other lane meets its fault
   size_t last_link_ = 0;           ///< of the latest verdict
   uint32_t last_path_ = 0;

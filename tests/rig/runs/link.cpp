@@ -141,8 +141,8 @@ void SimLink::dial(const Dialling& how) {
   const size_t index = engine.assign_worker(-1, 1.0);
   Worker& worker = engine.worker(index);
   send_ = std::make_shared<SendEndpoint>(process.next_domain(),
-                                         fabric::Attachment{how.devices.first(), how.kind}, worker,
-                                         engine, how.devices);
+                                         process.provider().live_at(how.devices.first(), how.kind),
+                                         worker, engine, how.devices);
   auto address = worker.open_address(4);
   auto actor = worker.adopt(
       make_send_connection(process.provider(), engine, index, send_, std::move(options)));

@@ -22,6 +22,7 @@ struct FailoverTotals {
   uint64_t gids_moved = 0;        ///< an address moved to another place of the GID table
   uint64_t devices_lost = 0;      ///< a device failed for good
   uint64_t devices_hung = 0;      ///< of these, without a word
+  uint64_t devices_back = 0;      ///< of those that failed with one
   uint64_t completions_late = 0;
   uint64_t packets_too_late = 0;  ///< came for a queue pair that was in error or gone
   uint64_t faults_paired = 0;     ///< that met another lane a moment after the one before

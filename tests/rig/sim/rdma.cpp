@@ -43,7 +43,10 @@ RdmaNic::RdmaNic(Network& network, Conditions& conditions, uint64_t seed,
 
 RdmaNic::~RdmaNic() {
   for (const Port& port : ports_) {
-    network_.rdma_.erase(port.address);
+    const auto its = network_.rdma_.find(port.address);
+    if (its != network_.rdma_.end() && its->second == this) {  // none has come in its place
+      network_.rdma_.erase(its);
+    }
   }
   for (const auto& [number, pair] : pairs_) {
     delete pair;  // those that refused to be destroyed
@@ -133,6 +136,23 @@ void RdmaNic::fail_for_good(const Death& death) {
     report(IBV_EVENT_DEVICE_FATAL, 0);
   }
   network_.at(gone_at_, [this] { vanish(); });
+}
+
+std::vector<Ip> RdmaNic::addresses() const {
+  std::vector<Ip> all;
+  for (const Port& port : ports_) {
+    all.push_back(port.address);
+  }
+  return all;
+}
+
+std::unique_ptr<RdmaNic> RdmaNic::successor() {
+  NHA_ASSERT(failed_ && network_.now() >= gone_at_, "a device comes back when it is gone");
+  auto next = std::make_unique<RdmaNic>(network_, conditions_, random_.next(), addresses(), name_,
+                                        number_, traits_);
+  next->verbs_.faults = verbs_.faults;
+  next->next_pair_ = next_pair_;  // what was sent to one before meets none
+  return next;
 }
 
 void RdmaNic::take_memory() {

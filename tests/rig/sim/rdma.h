@@ -125,6 +125,11 @@ class RdmaNic {
   /// The device fails, says so, and completes nothing any more.
   void fail_for_good(const Death& death);
   void fail_for_good() { fail_for_good({}); }
+  /// The same NIC after fail_for_good(), when the kernel has taken it away: another device in its
+  /// place, which numbers its keys anew.
+  std::unique_ptr<RdmaNic> successor();
+  const std::string& name() const { return name_; }
+  std::vector<Ip> addresses() const;
   /// It is removed in order: calls are refused from now on, and its memory is gone before its queue
   /// pairs, which serve on until fail_for_good().
   void take_memory();

@@ -81,28 +81,27 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
   std::vector<fabric::verbs::UsablePort> ports;
   for (size_t first = 0; first < rdma; first += traits.ports) {
     const size_t count = std::min(traits.ports, rdma - first);
-    std::vector<Ip> own_addresses;
-    std::vector<std::string> netdevs;
-    for (size_t i = first; i < first + count; ++i) {
-      own_addresses.push_back(addresses[i]);
-      netdevs.push_back(interfaces[i].name);
-    }
+    const auto begin = addresses.begin() + static_cast<ptrdiff_t>(first);
+    const std::vector<Ip> own_addresses(begin, begin + static_cast<ptrdiff_t>(count));
     nics_.push_back(std::make_unique<RdmaNic>(network_, rdma_, random_.next(), own_addresses,
                                               "simrdma" + std::to_string(first / traits.ports),
                                               static_cast<uint32_t>(nics_.size()), traits));
     process->nics.insert(process->nics.end(), count, nics_.back().get());
-    auto opened = nics_.back()->open_ports(own, netdevs);
+    auto opened = open_nic(*process, *nics_.back(), own);
     if (!opened) {
       return opened.error();
     }
-    process->conducted.push_back(opened->front().device);
     std::move(opened->begin(), opened->end(), std::back_inserter(ports));
   }
   fabric::Provider::Sources sources;
   sources.kinds = kinds;
   if (rdma != 0) {
     sources.standard.rdma = [&](fabric::NicBoard& board) {
-      return std::make_unique<fabric::verbs::HostPorts>(std::move(ports), threads, board);
+      return std::make_unique<fabric::verbs::HostPorts>(
+          std::move(ports), threads, board,
+          [this, its = process.get()](const fabric::verbs::NicIdentity& before) {
+            return find_successor(*its, before.name);
+          });
     };
   }
   if (rdma == 0) {
@@ -142,6 +141,38 @@ Result<Process*> World::add_process(const std::vector<Ip>& addresses, const Conf
   process->engine = process->own_engine.get();
   processes_.push_back(std::move(process));
   return processes_.back().get();
+}
+
+Result<std::vector<fabric::verbs::UsablePort>> World::open_nic(Process& process, RdmaNic& nic,
+                                                               const Config& config) {
+  std::vector<std::string> netdevs;
+  for (const Ip address : nic.addresses()) {
+    const auto own = std::ranges::find(process.addresses, address);
+    netdevs.push_back(interface_name(static_cast<size_t>(own - process.addresses.begin())));
+  }
+  auto opened = nic.open_ports(config, netdevs);
+  if (opened) {
+    std::erase_if(process.conducted, [](const auto& one) { return one.expired(); });
+    process.conducted.push_back(opened->front().device);
+  }
+  return opened;
+}
+
+std::vector<fabric::verbs::UsablePort> World::find_successor(Process& process,
+                                                             const std::string& name) {
+  const auto found = std::ranges::find_if(
+      process.nics, [&](const RdmaNic* nic) { return nic->name() == name && !nic->failed(); });
+  if (found == process.nics.end()) {
+    return {};
+  }
+  auto opened = open_nic(process, **found, process.config);
+  return opened ? std::move(*opened) : std::vector<fabric::verbs::UsablePort>();
+}
+
+void World::bring_back(Process& process, size_t number) {
+  RdmaNic* const before = process.nics[number];
+  nics_.push_back(before->successor());
+  std::ranges::replace(process.nics, before, nics_.back().get());
 }
 
 void World::end_process(Process& process) {

@@ -96,6 +96,9 @@ class World {
   void power_on(Process& process);
   /// The process hears that its interface of that address has got or lost its link.
   void tell_link(const Process& process, Ip address, bool up);
+  /// The device beneath the process's address of that number comes back after
+  /// RdmaNic::fail_for_good(), for who looks for it.
+  void bring_back(Process& process, size_t number);
   /// The process gets no processor until then (SIGSTOP, a busy host): its workers make no turn,
   /// while its host's kernel and NICs go on.  A later call replaces an earlier one.
   void pause(Process& process, Instant until);
@@ -128,6 +131,9 @@ class World {
   RdmaNic::Conditions rdma_;
   std::vector<std::unique_ptr<RdmaNic>> nics_;  // processes use them
   std::vector<std::unique_ptr<Process>> processes_;
+  Result<std::vector<fabric::verbs::UsablePort>> open_nic(Process& process, RdmaNic& nic,
+                                                          const Config& config);
+  std::vector<fabric::verbs::UsablePort> find_successor(Process& process, const std::string& name);
   bool awake(const Process& process, size_t worker) const {
     return runs(process) && now() >= process.worker_waits_until[worker];
   }

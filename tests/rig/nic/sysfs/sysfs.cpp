@@ -130,6 +130,14 @@ Answer ask(const char* path) {
   if (file == "node_type") {
     return {Kind::text, "1: CA\n", std::string(rest.substr(0, slash))};
   }
+  if (file == "node_guid") {
+    const auto guid_of = verbs<unsigned long (*)(const char*)>("nha_nic_guid", "NHA_NIC");
+    const unsigned long guid = guid_of(std::string(rest.substr(0, slash)).c_str());
+    char text[32];
+    snprintf(text, sizeof text, "%04lx:%04lx:%04lx:%04lx\n", guid >> 48, guid >> 32 & 0xFFFF,
+             guid >> 16 & 0xFFFF, guid & 0xFFFF);
+    return {Kind::text, text};
+  }
   if (file == "device/numa_node") {
     return {Kind::text, "-1\n"};
   }
