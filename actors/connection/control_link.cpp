@@ -37,24 +37,20 @@ Result<void> ControlLink::dial(const Route& route) {
     return stream.error();
   }
   stream_ = std::move(*stream);
-  heard_at_ = state_.context->moment();
+  unheard_.begin(state_.context->moment());
   return {};
 }
 
 void ControlLink::adopt(std::unique_ptr<Stream> stream, ControlReader reader) {
   stream_ = std::move(stream);
-  heard_at_ = state_.context->moment();
+  unheard_.begin(state_.context->moment());
   stream_->set_owner(this);
   reader_ = std::move(reader);
   state_.context->request_stream_turns(1000);
 }
 
 Duration ControlLink::unheard_for() {
-  const Moment now = state_.context->moment();
-  if (!stream_ || stream_->all_arrived()) {
-    heard_at_ = now;
-  }
-  return now.ran_since(heard_at_);
+  return unheard_.lasts(!stream_ || stream_->all_arrived(), state_.context->moment());
 }
 
 std::string ControlLink::peer_address() const {

@@ -17,6 +17,7 @@
 #include "actors/rejoin.h"
 #include "actors/route.h"
 #include "ha/control_sequencer.h"
+#include "ha/unheard.h"
 #include "runtime/streams/stream.h"
 
 namespace nccl_ha {
@@ -150,7 +151,7 @@ class ControlLink final : private StreamOwner,
   Rejoin rejoin_{*this};
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
-  Moment heard_at_{};  ///< by the peer's host, all that the stream has
+  ha::Unheard unheard_;  ///< the stream
   std::string peer_address_;
   uint64_t stream_messages_ = 0;  ///< taken from streams
   bool confirm_due_ = false;
