@@ -300,10 +300,23 @@ std::vector<std::byte> encode_retire() { return Writer(ControlType::retire).fini
 
 std::vector<std::byte> encode_ask() { return Writer(ControlType::ask).finish(); }
 
+std::vector<std::byte> encode_share() { return Writer(ControlType::share).finish(); }
+
+std::vector<std::byte> encode_of(uint32_t connection) {
+  std::vector<std::byte> frame = Writer(ControlType::of).finish();
+  set_numbers(frame, connection, 0);
+  return frame;
+}
+
+std::vector<std::byte> encode_over() { return Writer(ControlType::over).finish(); }
+
 std::vector<std::byte> encode(ControlType type, const RejoinCall& call) {
   Writer out(type);
   out.number(call.token.told());
   out.process(call.process);
+  if (call.shares) {  // which versions without sessions never hear
+    out.number(uint8_t{1});
+  }
   return out.finish();
 }
 
@@ -318,6 +331,9 @@ std::optional<RejoinCall> decode_call(std::span<const std::byte> payload) {
   RejoinCall call;
   call.token = Secret::heard(in.number<uint64_t>());
   call.process = in.process();
+  if (!in.done()) {
+    call.shares = in.flag();
+  }
   return in.done() ? std::optional(call) : std::nullopt;
 }
 
@@ -342,6 +358,9 @@ std::vector<std::byte> encode(const Hello& hello) {
   out.terms(hello.rails);
   out.text(hello.host, host_max);
   out.paths(hello.paths);
+  if (hello.versions.newest >= first_version_with_sessions) {
+    out.number(static_cast<uint8_t>(hello.shares));
+  }
   return out.finish();
 }
 
@@ -445,6 +464,9 @@ std::optional<Hello> decode_hello(std::span<const std::byte> payload) {
   hello.rails = in.terms();
   hello.host = in.text(host_max);
   hello.paths = in.paths();
+  if (versions.newest >= first_version_with_sessions) {
+    hello.shares = in.flag();
+  }
   const bool whole = versions.newest > own_versions.newest ? in.good() : in.done();
   return whole ? std::optional(hello) : std::nullopt;
 }
@@ -545,7 +567,7 @@ std::optional<ControlReader::Message> ControlReader::next() {
   const auto frame = frames_.next();
   return frame ? std::optional(Message{static_cast<ControlType>(frame->type), frame->payload,
                                        static_cast<uint32_t>(frame->number),
-                                       static_cast<uint32_t>(frame->number >> 32)})
+                                       static_cast<uint32_t>(frame->number >> 32), frame->bytes})
                : std::nullopt;
 }
 

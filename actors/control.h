@@ -35,8 +35,10 @@
 namespace nccl_ha {
 
 inline constexpr uint32_t control_magic = 0x4148434E;
-inline constexpr uint16_t control_version = 17;
+inline constexpr uint16_t control_version = 18;
 inline constexpr uint16_t first_version_with_range = 17;  ///< hellos before name one version
+/// Streams may be shared (docs/sessions.md).
+inline constexpr uint16_t first_version_with_sessions = 18;
 inline constexpr size_t control_header_bytes = FrameReader::header_bytes;
 inline constexpr size_t control_payload_max = 6144;
 
@@ -82,6 +84,10 @@ enum class ControlType : uint16_t {
   ask = 17,        ///< over a stream: answered by `confirm` at once, to show that the peer runs
   link_back = 18,  ///< receiver: a NIC of mine where paths may end has its link again
   end = 19,        ///< receiver: a place of mine where paths may end has another address, or is new
+  // Of a stream that several connections share (docs/sessions.md):
+  share = 20,  ///< to who dialled: others may be set up in it
+  of = 21,     ///< the message behind it is of the connection with this one's number
+  over = 22,   ///< the connection's part of the stream ends
 };
 
 /// A process among all that its host has run.
@@ -105,6 +111,7 @@ struct RejoinPoint {
 struct RejoinCall {
   Secret token;
   ProcessId process;
+  bool shares = false;  ///< other connections may follow in the stream
 };
 
 /// A path's opaque address with its length.
@@ -144,6 +151,7 @@ struct Hello {
   ha::RailTerms rails;         ///< of its device
   std::string host;            ///< for logs
   std::vector<PathEnd> paths;  ///< 1 to paths_max
+  bool shares = false;         ///< other connections may follow in the stream
 };
 
 /// What both sides call the connection that begins with it, and no other one.
@@ -221,6 +229,9 @@ struct EndNotice {
 std::vector<std::byte> encode_confirm();
 std::vector<std::byte> encode_retire();
 std::vector<std::byte> encode_ask();
+std::vector<std::byte> encode_share();
+std::vector<std::byte> encode_of(uint32_t connection);
+std::vector<std::byte> encode_over();
 /// rejoin or probe
 std::vector<std::byte> encode(ControlType type, const RejoinCall& call);
 /// present or absent
@@ -258,15 +269,18 @@ class ControlReader {
     std::span<const std::byte> payload;
     uint32_t number = 0;
     uint32_t confirmed = 0;
+    std::span<const std::byte> bytes;  ///< all of it, valid as the payload is
   };
   /// Appends; false when the stream is not ours (wrong magic, type or length).
   bool feed(std::span<const std::byte> bytes) { return frames_.feed(bytes); }
   /// The next whole message; its payload is valid until the next call of feed() or next().
   std::optional<Message> next();
   bool broken() const { return frames_.broken(); }
+  /// What is behind the messages that were given out, whole or not.
+  std::span<const std::byte> rest() const { return frames_.rest(); }
 
  private:
-  static constexpr FrameReader::Rules rules{control_magic, static_cast<uint16_t>(ControlType::end),
+  static constexpr FrameReader::Rules rules{control_magic, static_cast<uint16_t>(ControlType::over),
                                             control_payload_max};
   FrameReader frames_{rules};
 };

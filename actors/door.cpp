@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "actors/connection/receive_side.h"
+#include "actors/peer_session.h"
 #include "actors/route.h"
 #include "runtime/base/host.h"
 #include "runtime/base/log.h"
@@ -22,6 +23,8 @@ namespace {
 /// Beside the peers that listens wait for, which may take as long as their NICs do for a hello.
 constexpr size_t waiting_max = 256;
 constexpr Duration hello_grace = std::chrono::milliseconds(100);
+/// Sessions in which there is no connection.
+constexpr size_t idle_sessions_max = 64;
 
 std::string text_of_peer(Stream& stream) {
   const auto address = stream.peer_address();
@@ -44,7 +47,10 @@ void answer_and_close(std::unique_ptr<Stream> stream, std::span<const std::byte>
 }
 
 /// Stands at the open door: reads the first message of each stream.
-class Door::Porter final : public Actor, private AcceptorOwner, private StreamOwner {
+class Door::Porter final : public Actor,
+                           private AcceptorOwner,
+                           private StreamOwner,
+                           private PeerSession::Host {
  public:
   /// `fd` is bound and listening; ownership passes.
   Porter(std::shared_ptr<Door> door, int fd) : door_(std::move(door)), fd_(fd) {
@@ -79,6 +85,9 @@ class Door::Porter final : public Actor, private AcceptorOwner, private StreamOw
   void close() {
     acceptor_.reset();
     waiting_.clear();
+    for (const auto& session : std::exchange(sessions_, {})) {
+      session->leave_host();
+    }
     close_fd(std::exchange(fd_, -1));
     if (context_ != nullptr) {
       context_->timers().cancel(timer_);
@@ -101,7 +110,12 @@ class Door::Porter final : public Actor, private AcceptorOwner, private StreamOw
   void on_stream_open(Stream& stream) override { (void)stream; }
   void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
   void on_stream_closed(Stream& stream, const Error& error) override;
+  void on_connection(std::unique_ptr<Stream> stream, const ControlReader::Message& first) override {
+    const Origin origin = Origin::of(stream->peer_address());
+    on_first({origin, std::move(stream), {}, {}}, first);
+  }
   void begin_in_vain();
+  std::shared_ptr<PeerSession> share(Waiting& caller);
   void on_first(Waiting caller, const ControlReader::Message& message);
   void on_hello(Waiting caller, const Hello& hello);
   std::vector<Waiting>::iterator find(const Stream& stream) {
@@ -116,6 +130,7 @@ class Door::Porter final : public Actor, private AcceptorOwner, private StreamOw
   std::unique_ptr<Acceptor> acceptor_;
   Error failure_ = fail(Errc::no_memory, "out of memory for a door");  ///< why there is none
   std::vector<Waiting> waiting_;  ///< unauthenticated peers, who came first first
+  std::vector<std::shared_ptr<PeerSession>> sessions_;  ///< in which others may come
   Timer timer_;
 };
 
@@ -242,6 +257,7 @@ void Door::Porter::begin_in_vain() {
 }
 
 void Door::Porter::on_accept(int fd) {
+  std::erase_if(sessions_, [](const auto& one) { return one->state().is_over(); });
   auto stream = context_->peer_streams().adopt_fd(fd, this);
   if (!stream) {
     NHA_LOG_WARN_LIMITED("door: cannot take a connection: {}", stream.error().message());
@@ -299,14 +315,36 @@ void Door::Porter::on_first(Waiting caller, const ControlReader::Message& messag
   }
   const auto member = door_->members_.find(call->token);
   const bool this_process = call->process == door_->process_;
+  const auto session = this_process && call->shares ? share(caller) : nullptr;
   if (member == door_->members_.end() || !this_process) {
     NHA_LOG_DEBUG("door: {} asks for a connection that is gone", text_of_peer(*caller.stream));
     // Who does not know this process is not told of it.
     answer_and_close(std::move(caller.stream),
                      encode(ControlType::absent, this_process ? door_->process_ : ProcessId{}));
-    return;
+  } else {
+    member->second->on_call(message.type, std::move(caller.stream), std::move(caller.reader));
   }
-  member->second->on_call(message.type, std::move(caller.stream), std::move(caller.reader));
+  if (session) {
+    session->read_on();
+  }
+}
+
+/// From here on the peer may set up other connections in its stream.  Null: it may not, or can
+/// already.
+std::shared_ptr<PeerSession> Door::Porter::share(Waiting& caller) {
+  const Config& config = context_->config();
+  const auto idle =
+      std::ranges::count_if(sessions_, [](const auto& one) { return one->is_idle(); });
+  if (!config.peer_sessions || !config.enable_backup || caller.stream->session() != 0 ||
+      static_cast<size_t>(idle) >= idle_sessions_max) {
+    return nullptr;
+  }
+  auto session = std::make_shared<PeerSession>(*context_, std::move(caller.stream),
+                                               std::exchange(caller.reader, {}),
+                                               static_cast<PeerSession::Host&>(*this));
+  sessions_.push_back(session);
+  caller.stream = session->begin();
+  return session;
 }
 
 void Door::Porter::on_hello(Waiting caller, const Hello& hello) {
@@ -316,6 +354,7 @@ void Door::Porter::on_hello(Waiting caller, const Hello& hello) {
     answer_and_close(std::move(caller.stream), encode(ControlType::absent, ProcessId{}));
     return;
   }
+  const auto session = hello.shares ? share(caller) : nullptr;
   const auto local = caller.stream->local_address();
   const fabric::RailDevices devices =
       local ? listen->ports.of_stream(listen->provider, listen->devices, *local) : listen->devices;
@@ -327,6 +366,9 @@ void Door::Porter::on_hello(Waiting caller, const Hello& hello) {
   auto made = context_->add_actor(std::move(connection));
   if (!made) {
     listen->channel->fail(made.error());
+  }
+  if (session) {
+    session->read_on();
   }
 }
 

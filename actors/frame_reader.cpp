@@ -25,11 +25,11 @@ bool FrameReader::feed(std::span<const std::byte> bytes) {
 }
 
 std::optional<FrameReader::Frame> FrameReader::next() {
-  const auto rest = std::span<const std::byte>(buffer_).subspan(consumed_);
-  if (broken_ || rest.size() < header_bytes) {
+  const auto bytes = rest();
+  if (broken_ || bytes.size() < header_bytes) {
     return std::nullopt;
   }
-  FieldReader in(rest.first(header_bytes));
+  FieldReader in(bytes.first(header_bytes));
   const auto magic = in.number<uint32_t>();
   const auto type = in.number<uint16_t>();
   const size_t length = in.number<uint16_t>();
@@ -39,11 +39,12 @@ std::optional<FrameReader::Frame> FrameReader::next() {
     broken_ = true;
     return std::nullopt;
   }
-  if (rest.size() < header_bytes + length) {
+  if (bytes.size() < header_bytes + length) {
     return std::nullopt;
   }
   consumed_ += header_bytes + length;
-  return Frame{type, number, rest.subspan(header_bytes, length)};
+  return Frame{type, number, bytes.subspan(header_bytes, length),
+               bytes.first(header_bytes + length)};
 }
 
 }  // namespace nccl_ha

@@ -26,6 +26,7 @@ class FrameReader {
     uint16_t type;
     uint64_t number;
     std::span<const std::byte> payload;
+    std::span<const std::byte> bytes;  ///< all of it, header included
   };
 
   explicit FrameReader(const Rules& rules) : rules_(rules) {}
@@ -34,6 +35,8 @@ class FrameReader {
   /// The next whole one; its payload is valid until the next call of feed() or next().
   std::optional<Frame> next();
   bool broken() const { return broken_; }
+  /// What next() has not given out; valid as a payload is.
+  std::span<const std::byte> rest() const { return std::span(buffer_).subspan(consumed_); }
 
  private:
   Rules rules_;

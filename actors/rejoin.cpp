@@ -251,13 +251,10 @@ void Rejoin::dial(size_t at) {
   } else {
     reinterpret_cast<sockaddr_in*>(&to)->sin_port = htons(peer_.port);
   }
-  const sockaddr* from = any_or(ways_[at].from);
-  const auto connect = [&](const sockaddr* own) {
-    return context_->peer_streams().connect_tcp(reinterpret_cast<const sockaddr*>(&to), own, this);
-  };
-  auto made = connect(from);
-  if (!made && from != nullptr && is_no_own_address(made.error())) {
-    made = connect(nullptr);  // the kernel knows this host's addresses of now
+  const sockaddr_storage& from = ways_[at].from;
+  auto made = owner_.connect({to, from}, this);
+  if (!made && from.ss_family != 0 && is_no_own_address(made.error())) {
+    made = owner_.connect({to, {}}, this);  // the kernel knows this host's addresses of now
   }
   const bool dialled = static_cast<bool>(made);
   if (dialled) {
@@ -302,7 +299,9 @@ void Rejoin::speak() {
   }
   one->spoken = true;
   one->until = context_->now() + ha::Redial::longest_dial;
-  static_cast<void>(one->stream->write(encode(call_, RejoinCall{peer_.token, peer_.process})));
+  const bool shares = one->stream->session() != 0;
+  static_cast<void>(
+      one->stream->write(encode(call_, RejoinCall{peer_.token, peer_.process, shares})));
   if (call_ == ControlType::rejoin) {
     owner_.write_unconfirmed(*one->stream);
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "actors/control.h"
+#include "actors/route.h"
 #include "ha/redial.h"
 #include "runtime/engine/context.h"
 #include "runtime/engine/timer_wheel.h"
@@ -33,6 +34,8 @@ class Rejoin final : private StreamOwner {
    public:
     /// An attempt begins: the paths should be asked for a heartbeat too.
     virtual void on_attempt() = 0;
+    /// A stream to dial with, as PeerStreams::connect_tcp() makes it.
+    virtual Result<std::unique_ptr<Stream>> connect(const Route& route, StreamOwner* owner) = 0;
     /// How much has got through all paths; only differences mean something.
     virtual uint64_t life() const = 0;
     /// A rejoin is under way: writes what the peer has not confirmed.

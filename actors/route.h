@@ -17,4 +17,7 @@ struct Route {
   bool for_rejoin = false;  ///< only once there are paths
 };
 
+/// They lead from the same address to the same address and port.
+bool same_route(const Route& one, const Route& other);
+
 }  // namespace nccl_ha

@@ -29,10 +29,7 @@ ControlLink::~ControlLink() {
 }
 
 Result<void> ControlLink::dial(const Route& route) {
-  const auto* from =
-      route.from.ss_family == 0 ? nullptr : reinterpret_cast<const sockaddr*>(&route.from);
-  auto stream = state_.context->peer_streams().connect_tcp(
-      reinterpret_cast<const sockaddr*>(&route.to), from, this);
+  auto stream = connect(route, this);
   if (!stream) {
     return stream.error();
   }
@@ -41,8 +38,26 @@ Result<void> ControlLink::dial(const Route& route) {
   return {};
 }
 
+/// Not in the session of a stream that this connection has given up.
+Result<std::unique_ptr<Stream>> ControlLink::connect(const Route& route, StreamOwner* owner) {
+  const Config& config = state_.context->config();
+  if (config.peer_sessions && config.enable_backup &&
+      state_.version >= first_version_with_sessions) {
+    sessions_ = PeerSessions::of(*state_.context);
+    return sessions_->connect(route, session_, owner);
+  }
+  const auto* from =
+      route.from.ss_family == 0 ? nullptr : reinterpret_cast<const sockaddr*>(&route.from);
+  return state_.context->peer_streams().connect_tcp(reinterpret_cast<const sockaddr*>(&route.to),
+                                                    from, owner);
+}
+
 void ControlLink::adopt(std::unique_ptr<Stream> stream, ControlReader reader) {
   stream_ = std::move(stream);
+  session_ = stream_->session();
+  if (session_ != 0) {
+    sessions_ = PeerSessions::of(*state_.context);  // which goes on with the numbers
+  }
   unheard_.begin(state_.context->moment());
   stream_->set_owner(this);
   reader_ = std::move(reader);

@@ -14,6 +14,7 @@
 #include "actors/connection/state.h"
 #include "actors/control.h"
 #include "actors/door.h"
+#include "actors/peer_session.h"
 #include "actors/rejoin.h"
 #include "actors/route.h"
 #include "ha/control_sequencer.h"
@@ -121,13 +122,17 @@ class ControlLink final : private StreamOwner,
 
  private:
   // StreamOwner
-  void on_stream_open(Stream& stream) override { owner_.on_stream_open(stream); }
+  void on_stream_open(Stream& stream) override {
+    session_ = stream.session();
+    owner_.on_stream_open(stream);
+  }
   void on_stream_data(Stream& stream, std::span<const std::byte> bytes) override;
   void on_stream_closed(Stream& stream, const Error& error) override;
   // Door::Member
   void on_call(ControlType call, std::unique_ptr<Stream> stream, ControlReader reader) override;
   // Rejoin::Owner
   void on_attempt() override { owner_.on_attempt(); }
+  Result<std::unique_ptr<Stream>> connect(const Route& route, StreamOwner* owner) override;
   uint64_t life() const override { return paths_.life(); }
   void write_unconfirmed(Stream& stream) override;
   void on_rejoined(std::unique_ptr<Stream> stream, ControlReader reader) override;
@@ -149,6 +154,8 @@ class ControlLink final : private StreamOwner,
   ha::ControlSequencer sequencer_;
   ControlBoxes boxes_{*this, state_, paths_, sequencer_};
   Rejoin rejoin_{*this};
+  std::shared_ptr<PeerSessions> sessions_;  ///< once a stream was, or might be, shared
+  uint64_t session_ = 0;                    ///< of the last stream
   std::unique_ptr<Stream> stream_;
   ControlReader reader_;
   ha::Unheard unheard_;  ///< the stream

@@ -135,6 +135,9 @@ void ReceiveSide::on_control(const ControlReader::Message& message) {
     case ControlType::ask:
     case ControlType::link_back:
     case ControlType::end:
+    case ControlType::share:
+    case ControlType::of:
+    case ControlType::over:
       state_.fail(fail(Errc::remote, "unexpected message on the control stream"));
       return;
   }

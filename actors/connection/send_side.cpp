@@ -157,6 +157,7 @@ void SendSide::send_hello() {
   hello.rails = state_.terms;
   hello.host = host_name();
   hello.paths = paths_.ends();
+  hello.shares = control_.stream()->session() != 0;
   attempt_.said_hello = true;
   attempt_.begun = state_.context->moment();
   state_.name(connection_key(hello));
@@ -197,6 +198,9 @@ void SendSide::on_control(const ControlReader::Message& message) {
     case ControlType::probe:
     case ControlType::present:
     case ControlType::ask:
+    case ControlType::share:
+    case ControlType::of:
+    case ControlType::over:
       break;
     case ControlType::absent:
       if (welcomed_) {

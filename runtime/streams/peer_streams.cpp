@@ -30,6 +30,7 @@ class SealedStream final : public Stream, private StreamOwner {
     return written;
   }
   bool all_arrived() const override { return inner_->all_arrived(); }
+  size_t backlog() const override { return inner_->backlog(); }
   void shutdown_then_close() override {
     owner_ = nullptr;
     inner_->shutdown_then_close();
@@ -104,15 +105,19 @@ class SealedStream final : public Stream, private StreamOwner {
   bool ended_ = false;
 };
 
-std::unique_ptr<SealedStream> make_sealed(KeyFile& keys, bool dials, bool encrypts,
-                                          SecretSource& secrets, StreamOwner* owner) {
+std::shared_ptr<const KeyRing> newest_keys(KeyFile& keys) {
   if (auto read = keys.refresh(); !read) {
     NHA_LOG_WARN_LIMITED("HA_NCCL_KEY_FILE: {}; the keys of before stay", read.error().message());
   }
+  return keys.current();
+}
+
+std::unique_ptr<SealedStream> make_sealed(KeyFile& keys, bool dials, bool encrypts,
+                                          SecretSource& secrets, StreamOwner* owner) {
   StreamSeal::Nonce nonce;
   secrets.fill(nonce);
-  return std::make_unique<SealedStream>(StreamSeal(keys.current(), dials, encrypts, nonce), dials,
-                                        owner);
+  return std::make_unique<SealedStream>(StreamSeal(newest_keys(keys), dials, encrypts, nonce),
+                                        dials, owner);
 }
 
 }  // namespace
@@ -129,6 +134,10 @@ Result<std::unique_ptr<Stream>> PeerStreams::connect_tcp(const sockaddr* to, con
   }
   sealed->set_inner(std::move(*inner));
   return std::unique_ptr<Stream>(std::move(sealed));
+}
+
+std::shared_ptr<const KeyRing> PeerStreams::current_keys() {
+  return keys_ == nullptr ? nullptr : newest_keys(*keys_);
 }
 
 Result<std::unique_ptr<Stream>> PeerStreams::adopt_fd(int fd, StreamOwner* owner) {

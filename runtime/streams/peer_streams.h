@@ -22,6 +22,8 @@ class PeerStreams {
   Result<std::unique_ptr<Stream>> connect_tcp(const sockaddr* to, const sockaddr* from,
                                               StreamOwner* owner);
   Result<std::unique_ptr<Stream>> adopt_fd(int fd, StreamOwner* owner);
+  /// By which a stream that is dialled now would be sealed; null: by none.
+  std::shared_ptr<const KeyRing> current_keys();
 
  private:
   StreamFactory& streams_;

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,6 +40,11 @@ class Stream {
   /// The peer's host has confirmed whatever was sent to it, the dial included; of the peer's
   /// process that says nothing.
   virtual bool all_arrived() const = 0;
+  /// Bytes that were written and that the kernel has not taken yet.
+  virtual size_t backlog() const { return 0; }
+  /// The number, from 1 and higher for later ones, of the stream that several share and that this
+  /// one is a part of; 0: it is its own.
+  virtual uint64_t session() const { return 0; }
   /// Sends what was written, then FIN, and closes by itself within two seconds, even when this
   /// object is destroyed meanwhile.  No callbacks after it.
   virtual void shutdown_then_close() = 0;

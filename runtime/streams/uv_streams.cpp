@@ -270,6 +270,9 @@ class UvStream final : public Stream {
   }
   Result<void> write(std::span<const std::byte> bytes) override;
   bool all_arrived() const override;
+  size_t backlog() const override {
+    return core_->closing ? 0 : uv_stream_get_write_queue_size(&core_->uv.stream);
+  }
   void shutdown_then_close() override;
   Result<sockaddr_storage> local_address() override { return address(uv_tcp_getsockname); }
   Result<sockaddr_storage> peer_address() override { return address(uv_tcp_getpeername); }

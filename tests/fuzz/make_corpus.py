@@ -71,7 +71,7 @@ def packets():
     write("packet", "address", address + bytes(72 - len(address)))
 
 
-VERSION = 17  # control_version
+VERSION = 18  # control_version
 
 
 def message(kind, payload):
@@ -92,9 +92,10 @@ def control():
     terms = struct.pack("<BBBBB", 0, 1, 1, 0, 0) + bytes(16)
     isolated = struct.pack("<BBBBB", 1, 2, 2, 24, 4) + bytes([198, 18, 0, 1]) + bytes(12)
     agreement = struct.pack("<BBB", 0, 1, 2) + bytes([1, 0, 0])
-    hello = struct.pack("<HQH", VERSION, 42, VERSION) + rejoin + struct.pack("<IBBBBB", 1, 1, 0, 0, 1, 1) + terms + host + paths
+    hello = struct.pack("<HQH", VERSION, 42, VERSION) + rejoin + struct.pack("<IBBBBB", 1, 1, 0, 0, 1, 1) + terms + host + paths + b"\1"
     hello_rdma = (struct.pack("<HQH", VERSION, 42, VERSION) + rejoin + struct.pack("<IBBBBB", 3, 2, 106, 3, 1, 1) + isolated
-                  + host + rdma)
+                  + host + rdma + b"\0")
+    hello_17 = struct.pack("<HQH", VERSION - 1, 42, VERSION - 1) + hello[12:-1]
     hello_old = struct.pack("<HQQII", 1, 42, 4096, 3, 1000) + host
     hello_newer = struct.pack("<HQH", VERSION + 1, 42, VERSION) + hello[12:] + bytes(5)
     welcome = struct.pack("<H", VERSION) + rejoin + struct.pack("<BBB", 1, 1, 1) + host + paths + rails + agreement
@@ -106,17 +107,25 @@ def control():
     fenced = struct.pack("<BIQB", 2, 7, 100, 2) + struct.pack("<BBHH", 0, 2, 0x8001, 0) + struct.pack("<BB", 1, 0)
     offer = struct.pack("<BIB", 2, 8, 1) + end(48)
     bodies = {"hello": (1, hello), "hello_rdma": (1, hello_rdma), "hello_old": (1, hello_old), "hello_newer": (1, hello_newer),
+              "hello_17": (1, hello_17),
               "welcome": (2, welcome), "reject": (3, refusal), "close": (4, close), "failure": (5, refusal),
               "suspect": (6, notice), "down": (7, down), "fenced": (8, fenced), "rebuild": (9, offer),
               "rebuilt": (10, offer), "confirm": (11, b""),
               "rejoin": (12, struct.pack("<Q", 99) + process), "leave": (13, b""),
               "probe": (14, struct.pack("<Q", 99) + process), "present": (15, process), "absent": (16, process),
               "ask": (17, b""), "link_back": (18, b"\1"),
-              "end": (19, b"\1" + rail)}
+              "end": (19, b"\1" + rail), "share": (20, b""), "over": (22, b""),
+              "rejoin_shared": (12, struct.pack("<Q", 99) + process + b"\1")}
     for name, (kind, body) in bodies.items():
         write("control", name, message(kind, body))
         write("control", f"{name}_body", body)
     write("control", "dialogue", b"".join(message(*pair) for pair in bodies.values()))
+    def of(connection):
+        return struct.pack("<IHHII", 0x4148434E, 21, 0, connection, 0)
+
+    shared = message(1, hello) + of(1) + message(1, hello_rdma) + of(2) + message(*bodies["rejoin_shared"])
+    write("control", "session", shared + of(1) + message(22, b"") + message(4, close) + of(2) + message(22, b""))
+    write("control", "session_named_twice", message(1, hello) + of(1) + of(2) + message(1, hello))
     write("control", "http", b"GET / HTTP/1.0\r\n\r\n")
 
 

@@ -364,6 +364,16 @@ enum class Mutation : uint16_t {
   closed_forgets,       ///< one that is ready after its listen was closed waits there for ever
   listen_kept,          ///< a listen that was closed can still be asked for
   listen_load_kept,     ///< it still counts where a worker is chosen
+  // Of control streams that connections share:
+  session_ends_with_one,  ///< the first connection that leaves ends the others' stream
+  part_end_unsaid,        ///< the peer does not hear that a connection's part is over
+  lost_session_joined,    ///< who has lost a stream joins it again
+  unheard_joined,         ///< a stream is joined that the peer's host does not hear
+  hung_dial_joined,       ///< a dial that nothing answers is joined again and again
+  silent_part_is_wrong,   ///< a connection that ends before its hello ends the others' stream
+  answer_awaited,         ///< others wait for the first one's answer without end
+  turns_not_taken,        ///< of what waits, one connection's goes first
+  unknown_peers_share,    ///< who names no process of this host may bring connections
 
   // Of what simulated runs met too seldom.  Lanes, two of which fail at nearly one time:
   record_counts_chunk,  ///< a chunk's record counts the chunk's bytes as under way once more

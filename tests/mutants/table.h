@@ -474,6 +474,19 @@ inline constexpr Planted all_planted[] = {
     NHA_CHECKED(listen_kept, "SimDoor.ListensShareADoorWhichClosesWithTheLast"),
     NHA_CHECKED(listen_load_kept,
                 "SimTwoDoors.ListensAreSpreadOverThemAndTheirConnectionsLiveThere"),
+    // Control streams that connections share.
+    NHA_CHECKED(session_ends_with_one, "SimSession.OneThatClosesLeavesTheOthersTheirStream"),
+    NHA_CHECKED(part_end_unsaid,
+                "SimSessionDoor.WhoAsksInsideForWhatIsNotThereIsToldSoAndTheStreamStays"),
+    NHA_CHECKED(lost_session_joined, "SimSession.WhoHasLostAStreamJoinsAYoungerOneOnly"),
+    NHA_CHECKED(unheard_joined, "SessionState.NoneJoinsAStreamThatThePeersHostDoesNotHear"),
+    NHA_CHECKED(hung_dial_joined, "SimSession.ANetworkThatIsBackIsFoundSoonByAll"),
+    NHA_CHECKED(silent_part_is_wrong,
+                "SimSessionDoor.AConnectionThatFailsBeforeItsHelloEndsAlone"),
+    NHA_CHECKED(answer_awaited,
+                "SimSessionOtherDoor.OnesThatWaitForTheFirstAnswerDialForThemselvesAfterAWhile"),
+    NHA_CHECKED(turns_not_taken, "SimSessionTurns.OneThatSaysMuchDelaysTheOthersByAMessageEach"),
+    NHA_CHECKED(unknown_peers_share, "SimSessionDoor.WhoNamesAnotherProcessGetsNone"),
 
     // What simulated runs met too seldom.
     NHA_FOUND(record_counts_chunk, By::paths, 8),

@@ -211,7 +211,7 @@ class SimDoor : public testing::Test {
   std::vector<void*> listens_;
 };
 
-/// Versions 17 and 18, say, of which this process speaks the first.
+/// Versions 18 and 19, say, of which this process speaks the first.
 TEST_F(SimDoor, ANewerPeerIsAnsweredInTheVersionThatBothSpeak) {
   const auto handle = listen();
   const VersionRange newer{control_version, control_version + 1};
@@ -224,13 +224,23 @@ TEST_F(SimDoor, ANewerPeerIsAnsweredInTheVersionThatBothSpeak) {
   EXPECT_FALSE(channel().failed()) << channel().failure().message();
 }
 
+TEST_F(SimDoor, APeerOfTheVersionBeforeIsAnsweredInThat) {
+  const auto handle = listen();
+  visit(handle, encode(hello_for(handle, {17, 17})));
+  ASSERT_TRUE(hears(ControlType::welcome));
+  const auto welcome = decode_welcome(heard_.payload);
+  ASSERT_TRUE(welcome);
+  EXPECT_EQ(welcome->version, 17);
+  EXPECT_FALSE(channel().failed()) << channel().failure().message();
+}
+
 TEST_F(SimDoor, APeerWithoutACommonVersionIsToldWhatEachSpeaks) {
   const struct {
     VersionRange versions;
     const char* said;
   } cases[] = {{{15, 16}, "16 to 16 there"},  // which names the newer one only
-               {{control_version + 1, control_version + 2}, "18 to 19 there"}};
-  static_assert(control_version == 17 && own_versions.oldest == 17, "they are named below");
+               {{control_version + 1, control_version + 2}, "19 to 20 there"}};
+  static_assert(control_version == 18 && own_versions.oldest == 17, "they are named below");
   for (const auto& one : cases) {
     heard_ = {};
     const auto handle = listen();
@@ -238,7 +248,7 @@ TEST_F(SimDoor, APeerWithoutACommonVersionIsToldWhatEachSpeaks) {
     ASSERT_TRUE(hears(ControlType::reject)) << one.said;
     const auto refusal = decode_refusal(heard_.payload);
     ASSERT_TRUE(refusal);
-    for (const char* part : {"17 to 17 here", one.said, "install the same nccl-ha"}) {
+    for (const char* part : {"17 to 18 here", one.said, "install the same nccl-ha"}) {
       EXPECT_NE(refusal->text.find(part), std::string::npos) << refusal->text;
     }
     ASSERT_TRUE(channel().failed()) << "accept() has nothing to tell";
@@ -248,7 +258,7 @@ TEST_F(SimDoor, APeerWithoutACommonVersionIsToldWhatEachSpeaks) {
 
 /// The same from the other side: a connector, and doors that speak what it does not.
 TEST(SimOtherDoor, AWelcomeInAVersionThatThisOneDoesNotSpeakEndsTheConnect) {
-  for (const uint16_t version : {uint16_t{16}, uint16_t{18}}) {
+  for (const uint16_t version : {uint16_t{16}, uint16_t{19}}) {
     ASSERT_FALSE(own_versions.has(version));
     FirstHeard heard;
     SimPair pair(61, {});
@@ -268,7 +278,7 @@ TEST(SimOtherDoor, AWelcomeInAVersionThatThisOneDoesNotSpeakEndsTheConnect) {
     EXPECT_EQ(hello->versions.oldest, own_versions.oldest);
     EXPECT_EQ(hello->versions.newest, own_versions.newest);
     const std::string range = std::to_string(version) + " to " + std::to_string(version) + " there";
-    EXPECT_NE(pair.error().find("17 to 17 here"), std::string::npos) << pair.error();
+    EXPECT_NE(pair.error().find("17 to 18 here"), std::string::npos) << pair.error();
     EXPECT_NE(pair.error().find(range), std::string::npos) << pair.error();
   }
 }

@@ -76,6 +76,23 @@ TEST(SimMixture, ThreadsWithCallersThatHelp) {
   EXPECT_GT(totals.down, runs);
 }
 
+/// Three connections where there is one, in the same stream.
+TEST(SimMixture, ConnectionsThatShareStreams) {
+  const uint64_t runs = sim_seeds();
+  FailoverTotals totals;
+  for (uint64_t seed = 1; seed <= runs; ++seed) {
+    FailoverRun run = rig::mixed_run(seed);
+    if (run.kind == RunKind::classic) {
+      continue;
+    }
+    run.sessions = true;
+    EXPECT_EQ(rig::run_failovers(run, &totals), "")
+        << "nha-sim --sessions --seed " << seed << " (" << to_text(run.kind) << ")";
+  }
+  EXPECT_GT(totals.down, runs);
+  EXPECT_GT(totals.shared_streams, runs / 4) << "too few connections shared a stream";
+}
+
 /// In each a worker without a processor, whose callers had nothing to ask for, heard of streams or
 /// was waited for without end.
 TEST(SimMixture, SeedsWithCallersThatHelpThatFoundSomething) {

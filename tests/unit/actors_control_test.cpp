@@ -124,6 +124,12 @@ TEST(Control, CallsAndAnswersRoundTrip) {
   ASSERT_TRUE(back);
   EXPECT_EQ(back->token.told(), 99U);
   EXPECT_EQ(back->process, process);
+  EXPECT_FALSE(back->shares);
+  const auto asks = encode(ControlType::rejoin, RejoinCall{Secret::heard(99), process, true});
+  const auto payload_of_asks = std::span(asks).subspan(control_header_bytes);
+  ASSERT_EQ(asks.size(), call.size() + 1) << "versions without sessions read no more";
+  ASSERT_TRUE(decode_call(payload_of_asks));
+  EXPECT_TRUE(decode_call(payload_of_asks)->shares);
   const auto answer = encode(ControlType::present, process);
   EXPECT_EQ(decode_process(std::span(answer).subspan(control_header_bytes)), process);
   for (size_t length = 0; length < call.size() - control_header_bytes; ++length) {
@@ -167,7 +173,8 @@ TEST(Control, OfTheVersionsThatBothSpeakTheNewestIsTaken) {
 }
 
 TEST(Control, WithoutACommonVersionAHelloIsToldFromGarbage) {
-  for (const uint16_t oldest : {uint16_t{control_version - 2}, uint16_t{control_version + 1}}) {
+  for (const uint16_t oldest :
+       {uint16_t{own_versions.oldest - 2}, uint16_t{own_versions.newest + 1}}) {
     Hello hello = sample_hello();
     hello.versions = {oldest, static_cast<uint16_t>(oldest + 1)};
     std::vector<std::byte> bytes = encode(hello);
@@ -190,6 +197,22 @@ TEST(Control, AHelloOfBeforeThereWereRangesNamesOneVersion) {
   EXPECT_EQ(decoded->versions.oldest, 16);
   EXPECT_EQ(decoded->versions.newest, 16);
   EXPECT_EQ(decoded->nonce, 0xA5A5A5A5A5A5A5A5U);
+}
+
+/// Nor is it read: of version 17 a hello ends with its paths.
+TEST(Control, OnlyAHelloOfAVersionWithSessionsSaysWhetherItShares) {
+  Hello hello = sample_hello();
+  hello.shares = true;
+  const std::vector<std::byte> now = encode(hello);
+  ASSERT_TRUE(decode_hello(std::span(now).subspan(control_header_bytes)));
+  EXPECT_TRUE(decode_hello(std::span(now).subspan(control_header_bytes))->shares);
+  hello.versions = {first_version_with_sessions - 1, first_version_with_sessions - 1};
+  const std::vector<std::byte> before = encode(hello);
+  EXPECT_EQ(before.size() + 1, now.size());
+  const auto decoded = decode_hello(std::span(before).subspan(control_header_bytes));
+  ASSERT_TRUE(decoded);
+  EXPECT_FALSE(decoded->shares);
+  EXPECT_EQ(decoded->paths.size(), hello.paths.size());
 }
 
 TEST(Control, ANewerHelloMayHaveMoreAtItsEnd) {

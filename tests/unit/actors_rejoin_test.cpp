@@ -82,6 +82,7 @@ class Asking final : public Actor, private Rejoin::Owner {
     for (const sim::Ip ip : to_) {
       ways.push_back(way_to(ip));
     }
+    context_ = &context;
     rejoin.prepare(context, ControlType::rejoin, std::move(ways), peer);
     rejoin.start(Duration(0), fail(Errc::closed, "it was lost"));
   }
@@ -101,6 +102,12 @@ class Asking final : public Actor, private Rejoin::Owner {
 
  private:
   void on_attempt() override { ++attempts; }
+  Result<std::unique_ptr<Stream>> connect(const Route& route, StreamOwner* owner) override {
+    return context_->peer_streams().connect_tcp(
+        reinterpret_cast<const sockaddr*>(&route.to),
+        route.from.ss_family == 0 ? nullptr : reinterpret_cast<const sockaddr*>(&route.from),
+        owner);
+  }
   uint64_t life() const override { return 0; }
   void write_unconfirmed(Stream&) override {}
   void on_rejoined(std::unique_ptr<Stream>, ControlReader) override { ++rejoined; }
@@ -111,6 +118,7 @@ class Asking final : public Actor, private Rejoin::Owner {
   const std::vector<sim::Ip> to_;
   const uint16_t port_;
   const sim::Ip from_;
+  Context* context_ = nullptr;
 };
 
 class RejoinTest : public testing::Test {

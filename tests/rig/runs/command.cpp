@@ -27,6 +27,7 @@ struct SimOptions {
   double callers_help = 0;
   std::string fabric = "mixed";
   std::string kind = "mixed";
+  bool sessions = false;
   bool mesh = false;
 };
 
@@ -45,6 +46,7 @@ FailoverRun run_of(const SimOptions& options, uint64_t seed) {
   }
   run.suspicions = options.suspicions;
   run.callers_help = options.callers_help;
+  run.sessions = options.sessions;
   return run;
 }
 
@@ -260,9 +262,10 @@ int run_all(const SimOptions& options) {
       ++time.violations;
       progress.clear();
       fmt::print(
-          "seed {} ({}): {} (`nha-sim --seed {}{}{}{}` shows how)\n", run.seed, to_text(run.kind),
+          "seed {} ({}): {} (`nha-sim --seed {}{}{}{}{}` shows how)\n", run.seed, to_text(run.kind),
           outcome, run.seed, options.kind == "mixed" ? "" : " --kind " + options.kind,
           options.fabric == "mixed" ? "" : " --fabric " + options.fabric,
+          options.sessions ? " --sessions" : "",
           options.callers_help == 0 ? "" : fmt::format(" --callers-help {}", options.callers_help));
       std::fflush(stdout);
     }
@@ -309,13 +312,17 @@ int run_simulations(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::IsMember({"mixed", "classic", "paths", "streams", "pauses", "deaths", "closes",
                              "crowd", "volume", "devices"}));
+  app.add_flag("--sessions", options.sessions,
+               "Two more connections beside each, and streams that they share, in some runs not on "
+               "all hosts; not in classic runs");
   app.add_flag("--mesh", options.mesh,
                "Hosts cabled without a switch, up to 64 of them: cables and hosts come and go, "
                "and relays carry what no cable does")
       ->excludes("--kind")
       ->excludes("--fabric")
       ->excludes("--false-verdicts")
-      ->excludes("--callers-help");
+      ->excludes("--callers-help")
+      ->excludes("--sessions");
   app.footer("Ends with 0 when no run violated a guarantee of docs/protocol.md.");
   app.callback([&options] {
     const int status = options.mesh

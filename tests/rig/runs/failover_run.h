@@ -27,6 +27,8 @@ struct FailoverRun {
   RunKind kind = RunKind::classic;
   /// Other kinds than classic: callers drive workers too (sim::World::callers_help).
   double callers_help = 0;
+  /// The same: two more connections beside each, and streams that they share.
+  bool sessions = false;
   /// Of other kinds than classic: false leaves out what Wanted::together says, so that a seed from
   /// before is the run that it was.
   bool together = true;

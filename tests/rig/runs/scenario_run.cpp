@@ -1,5 +1,6 @@
 // One run of the mixture: its parts put together.
 #include <algorithm>
+#include <vector>
 
 #include "tests/rig/runs/aftermath.h"
 #include "tests/rig/runs/closing.h"
@@ -16,6 +17,17 @@ using std::chrono::seconds;
 constexpr Duration aftermath = milliseconds(20);
 /// The time of a connect that is under way, and that of what then closes.
 constexpr Duration closing_limit = seconds(60);
+
+/// In some runs one host does not share.
+void let_share(Scenario& scenario) {
+  const std::vector<Scenario::Ends> links = scenario.links;
+  for (size_t more = 0; more < 2 && scenario.kind != RunKind::volume; ++more) {
+    scenario.links.insert(scenario.links.end(), links.begin(), links.end());
+  }
+  for (size_t host = 0; host < scenario.configs.size(); ++host) {
+    scenario.configs[host].peer_sessions = scenario.seed % 5 != 0 || host != 0;
+  }
+}
 
 class ScenarioRun {
  public:
@@ -116,6 +128,9 @@ class ScenarioRun {
 std::string run_scenario(const FailoverRun& run, FailoverTotals* totals) {
   Scenario scenario = draw_scenario({run.seed, run.kind, run.fabric, run.suspicions, run.together});
   scenario.callers_help = run.callers_help;
+  if (run.sessions) {
+    let_share(scenario);
+  }
   Stage stage(scenario, *totals, run.trace);
   if (run.begins) {
     run.begins(stage.world());

@@ -1,6 +1,7 @@
 #include "tests/rig/runs/stage.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "tests/rig/runs/random_hints.h"
@@ -137,6 +138,20 @@ void Stage::make_traffic(const std::function<double()>& released) {
     }
     traffic_[i] = std::make_unique<Traffic>(*links_[i], plan);
   }
+  count_streams();
+}
+
+void Stage::count_streams() {
+  const auto connections =
+      std::ranges::count_if(links_, [](const auto& one) { return one->connected(); });
+  size_t ends = 0;
+  for (size_t host = 0; host < scenario_.hosts; ++host) {
+    ends += world_.network().tcp().held(std::array{management(host)});
+  }
+  for (const sim::Process* process : processes_) {
+    ends += world_.network().tcp().held(process->addresses);
+  }
+  totals_.shared_streams += ends < 2 * static_cast<size_t>(connections) ? 1 : 0;
 }
 
 /// Those that were to meet, where they did.

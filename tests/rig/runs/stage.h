@@ -61,6 +61,7 @@ class Stage {
 
  private:
   void count_settings();
+  void count_streams();
 
   const Scenario scenario_;
   FailoverTotals& totals_;

@@ -40,9 +40,10 @@ struct FailoverTotals {
   uint64_t pauses = 0;           ///< of whole processes
   uint64_t starved = 0;          ///< workers without a processor
   uint64_t callers_away = 0;
-  uint64_t killed = 0;     ///< processes
-  uint64_t power_off = 0;  ///< hosts
-  uint64_t closes = 0;     ///< connections, by either side
+  uint64_t killed = 0;          ///< processes
+  uint64_t power_off = 0;       ///< hosts
+  uint64_t closes = 0;          ///< connections, by either side
+  uint64_t shared_streams = 0;  ///< runs that began with fewer control streams than connections
   // what came of it
   uint64_t stood_by = 0;  ///< runs after whose faults every path stood by again
   uint64_t down = 0;      ///< paths given up, counted on each side

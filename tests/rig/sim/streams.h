@@ -21,6 +21,7 @@ class SimStream final : public Stream {
   bool all_arrived() const override {
     return end_->state != TcpEnd::State::dialling && end_->sent.empty();
   }
+  size_t backlog() const override { return end_->under_way; }
   void shutdown_then_close() override { tcp_.close(end_); }
   Result<sockaddr_storage> local_address() override { return end_->local.to_sockaddr(); }
   Result<sockaddr_storage> peer_address() override { return end_->remote.to_sockaddr(); }
