@@ -23,8 +23,9 @@ class KeyedJob : public testing::Test {
     EXPECT_EQ(chmod(path.c_str(), mode), 0);
     return path;
   }
-  /// Two ranks of a checked all_reduce, each with settings of its own.
-  std::array<ToolRun, 2> run(const Environment& first, const Environment& second) {
+  /// Two ranks of a checked all_reduce, each with settings of its own, and `more` options.
+  std::array<ToolRun, 2> run(const Environment& first, const Environment& second,
+                             const std::vector<std::string>& more = {}) {
     const std::string port = port_to_meet_at();
     std::array<ToolRun, 2> runs;
     std::vector<std::thread> threads;
@@ -37,10 +38,15 @@ class KeyedJob : public testing::Test {
         for (const char* own : {"RANK", "LOCAL_RANK"}) {
           whole.emplace_back(own, std::to_string(rank));
         }
-        runs[rank] = run_program(NHA_TOOL_FILE,
-                                 {"perf", "all_reduce", "-b", "8", "-e", "4M", "-f", "8", "-I", "3",
-                                  "--plugin", NHA_PLUGIN_FILE, "--rendezvous", "127.0.0.1:" + port},
-                                 whole);
+        std::vector<std::string> options{"perf",         "all_reduce",
+                                         "-b",           "8",
+                                         "-e",           "4M",
+                                         "-f",           "8",
+                                         "-I",           "3",
+                                         "--plugin",     NHA_PLUGIN_FILE,
+                                         "--rendezvous", "127.0.0.1:" + port};
+        options.insert(options.end(), more.begin(), more.end());
+        runs[rank] = run_program(NHA_TOOL_FILE, options, whole);
       });
     }
     for (std::thread& thread : threads) {
@@ -74,6 +80,19 @@ TEST_F(KeyedJob, EveryByteArrivesTaggedAndEncrypted) {
       EXPECT_EQ(runs[1].status, 0) << runs[1].err;
       EXPECT_NE(runs[0].out.find("Out of bounds values : 0 OK"), std::string::npos) << runs[0].out;
     }
+  }
+}
+
+/// docs/sessions.md; where one side does not share, each connection has a stream of its own.
+TEST_F(KeyedJob, EveryByteArrivesWhereConnectionsShareStreams) {
+  const std::string keys = key_file("keys", 'a');
+  for (const char* shares : {"1", "0"}) {
+    const auto runs =
+        run({{"HA_NCCL_KEY_FILE", keys}, {"HA_NCCL_PEER_SESSIONS", "1"}},
+            {{"HA_NCCL_KEY_FILE", keys}, {"HA_NCCL_PEER_SESSIONS", shares}}, {"--conns", "8"});
+    EXPECT_EQ(runs[0].status, 0) << runs[0].err;
+    EXPECT_EQ(runs[1].status, 0) << runs[1].err;
+    EXPECT_NE(runs[0].out.find("Out of bounds values : 0 OK"), std::string::npos) << runs[0].out;
   }
 }
 
