@@ -49,9 +49,9 @@ struct NetDevice : DeviceFacts {
 struct OpenedDevice {
   constexpr OpenedDevice(size_t number = 0, uint32_t which = 0)
       : device(number), incarnation(which) {}
-  size_t device;         ///< of Provider::devices()
-  uint32_t incarnation;  ///< Attachment::incarnation
-  auto operator<=>(const OpenedDevice&) const = default;
+  size_t device;                                          ///< of Provider::devices()
+  uint32_t incarnation;                                   ///< Attachment::incarnation
+  auto operator<=>(const OpenedDevice&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// Where a connection lives: a device and the fabric used on it.

@@ -55,7 +55,7 @@ class RegionRegistry {
   struct Elsewhere {
     OpenedDevice at;
     uint64_t domain = 0;
-    auto operator<=>(const Elsewhere&) const = default;
+    auto operator<=>(const Elsewhere&) const = default;  // NOLINT(modernize-use-nullptr)
   };
   /// One user less.  The last one gives what was registered elsewhere meanwhile, to be taken back;
   /// what is just being registered whoever does that takes back.

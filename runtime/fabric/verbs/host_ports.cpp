@@ -204,10 +204,11 @@ void GoneDevices::end_unused() {
   std::vector<std::shared_ptr<Device>> unused;  // ends after the lock
   std::lock_guard lock(mutex_);
   unused.reserve(devices_.size());
-  const auto rest = std::ranges::partition(
-      devices_, [](const auto& device) { return device.use_count() > 1 || !device->unused(); });
-  std::ranges::move(rest, std::back_inserter(unused));
-  devices_.erase(rest.begin(), rest.end());
+  const auto rest = std::partition(devices_.begin(), devices_.end(), [](const auto& device) {
+    return device.use_count() > 1 || !device->unused();
+  });
+  std::move(rest, devices_.end(), std::back_inserter(unused));
+  devices_.erase(rest, devices_.end());
 }
 
 HostPorts::HostPorts(std::vector<UsablePort> usable, size_t workers, NicBoard& board,
