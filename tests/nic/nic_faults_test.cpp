@@ -150,6 +150,12 @@ TEST(NicFaults, EventsOfQueuePairsWithAndWithoutCompletions) {
       control.raise({1, 0, 1, static_cast<uint32_t>(type), 0, 0});
       EXPECT_EQ(other.a.event(), type);
     }
+    // Who else has the device open hears of its port only.
+    QueuePairs third;
+    control.raise({1, 1, 1, IBV_EVENT_QP_ACCESS_ERR, other.b.qp->qp_num, 0});
+    control.raise({1, 1, 1, IBV_EVENT_GID_CHANGE, 0, 0});
+    EXPECT_EQ(other.b.event(), IBV_EVENT_QP_ACCESS_ERR);
+    EXPECT_EQ(third.b.event(), IBV_EVENT_GID_CHANGE);
   });
 }
 

@@ -66,6 +66,8 @@ class Device : public ibv_device {
   void let_go(uint64_t now);
   /// When there is something to let go next; UINT64_MAX: nothing that cannot wait.
   uint64_t next_due(uint64_t now) const;
+  /// Of a port or the device: whoever has it open hears it.  Of a queue pair or a queue only who
+  /// made that does.
   void raise(const ibv_async_event& event, uint32_t generation);
   uint32_t pair_count = 0;
 

@@ -80,7 +80,7 @@ void Nic::send(const Header& header, std::span<const iovec> payload) {
 }
 
 void Nic::complete(ibv_cq* cq, const Entry& entry) {
-  const Context& context = of(cq->context);
+  Context& context = of(cq->context);
   if (!context.on->completes(context.generation)) {
     ++context.on->state().counters.silenced;
     return;
@@ -90,7 +90,7 @@ void Nic::complete(ibv_cq* cq, const Entry& entry) {
     ibv_async_event event{};
     event.event_type = IBV_EVENT_CQ_ERR;
     event.element.cq = cq;
-    context.on->raise(event, context.generation);
+    context.events.push(event);
   }
 }
 
@@ -170,7 +170,7 @@ void Nic::carry_out(const EventOrder& order) {
       for (Queue* queue : device->queues()) {
         queue->end();
         event.element.cq = queue;
-        device->raise(event, of(queue->context).generation);
+        of(queue->context).events.push(event);
       }
       continue;
     }
@@ -182,7 +182,7 @@ void Nic::carry_out(const EventOrder& order) {
     for (const auto& [number, pair] : pairs_) {
       if (of(pair->context).on == device.get() && (order.pair == 0 || order.pair == number)) {
         event.element.qp = pair;
-        device->raise(event, pair->owner().generation);
+        pair->owner().events.push(event);
         if (order.silent != 0) {
           pair->go_silent();
         } else {

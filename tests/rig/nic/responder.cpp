@@ -48,7 +48,7 @@ void Pair::on_request(const Header& header, std::span<const char> payload) {
     ibv_async_event event{};
     event.event_type = *refusal == Refusal::access ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR;
     event.element.qp = this;
-    owner_.on->raise(event, owner_.generation);
+    owner_.events.push(event);
     stop(IBV_QPS_ERR);
     return;
   }
