@@ -23,25 +23,33 @@ const fabric::Registration& registration_of(void* mhandle) {
 }
 
 /// That of a connection which knows the memory by other keys, until the thread's next call; null,
-/// and the log says why there is none.
+/// and `why` is what the caller answers: success where the device takes long, so that NCCL asks
+/// again.
 [[gnu::noinline, gnu::cold]] const fabric::Registration* adapt(
-    const Channel& channel, const fabric::Registration& registration) {
+    const Channel& channel, const fabric::Registration& registration, abi::NcclResult& why) {
   thread_local fabric::Registration adapted;
   auto made = Process::instance().provider().adapt(registration, channel.attachment());
-  if (!made) {
-    static_cast<void>(report(made.error()));
-    return nullptr;
+  if (made) {
+    adapted = *made;
+    return &adapted;
   }
-  adapted = *made;
-  return &adapted;
+  if (made.error().code == Errc::timed_out) {
+    NHA_LOG_WARN_LIMITED("memory of before a device came back: {}", made.error().message());
+    why = abi::NcclResult::success;
+  } else {
+    why = report(made.error());
+  }
+  return nullptr;
 }
 
 /// What regMr() returned, as this connection knows it; null: see adapt().
 [[gnu::always_inline]] inline const fabric::Registration* known_to(const Channel& channel,
-                                                                   void* mhandle) {
+                                                                   void* mhandle,
+                                                                   abi::NcclResult& why) {
   const fabric::Registration& registration = registration_of(mhandle);
-  return fabric::Provider::fits(registration, channel.attachment()) ? &registration
-                                                                    : adapt(channel, registration);
+  return fabric::Provider::fits(registration, channel.attachment())
+             ? &registration
+             : adapt(channel, registration, why);
 }
 
 Comm* any_comm(void* comm) {
@@ -229,9 +237,10 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
       send_eager(*send, place, {data, size, tag, mhandle, phandle}, request)) {
     return abi::NcclResult::success;
   }
-  const fabric::Registration* registration = known_to(channel, mhandle);
+  abi::NcclResult why{};
+  const fabric::Registration* registration = known_to(channel, mhandle, why);
   if (registration == nullptr) [[unlikely]] {
-    return abi::NcclResult::system_error;
+    return why;
   }
   SendRequest* slot =
       channel.submit(*place, data, static_cast<uint32_t>(size), registration->local_key,
@@ -284,10 +293,11 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   slot->count = static_cast<uint8_t>(n);
   slot->polled = may_be_polled;
   for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-    const fabric::Registration* registration = known_to(channel, mhandles[i]);
+    abi::NcclResult why{};
+    const fabric::Registration* registration = known_to(channel, mhandles[i], why);
     if (registration == nullptr) [[unlikely]] {
       channel.release(*slot);
-      return abi::NcclResult::system_error;
+      return why;
     }
     slot->buffers[i] = {static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
                         registration->remote_key, tags[i], registration->rail_remote_keys};
@@ -337,10 +347,12 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
     NHA_LOG_ERROR("iflush: more than {} flushes at once", flushes_max);
     return abi::NcclResult::internal_error;
   }
-  const fabric::Registration* registration = known_to(channel, mhandles[last]);
+  abi::NcclResult why{};
+  const fabric::Registration* registration = known_to(channel, mhandles[last], why);
   if (registration == nullptr) [[unlikely]] {
     channel.release(*slot);
-    return abi::NcclResult::system_error;
+    // irecv() has asked the same and had an answer.  No flush would pass for one that is over.
+    return why == abi::NcclResult::success ? abi::NcclResult::system_error : why;
   }
   slot->buffers[0] = {static_cast<std::byte*>(data[last]), 0, registration->remote_key, 0,
                       registration->rail_remote_keys};

@@ -274,10 +274,10 @@ Result<Registration> Provider::adapt(const Registration& known, const Attachment
   adapted.rail_remote_keys = {};
   if (known.per_device && known.incarnation != at.incarnation) {
     const auto keys = on_other(
-        {known.device, known.incarnation}, known.local_key, true, {at.opened(), 0}, Waits::caller,
+        {known.device, known.incarnation}, known.local_key, true, {at.opened(), 0}, Waits::worker,
         [&](const RegionOrigin& origin) {
           return origin.not_kept != 0 ? Result<RegionKeys>(descriptor_not_kept(origin.not_kept))
-                                      : factory(at).add_memory(at, origin, Waits::caller);
+                                      : factory(at).add_memory(at, origin, Waits::worker);
         });
     if (!keys) {
       return keys.error();

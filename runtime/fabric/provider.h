@@ -86,7 +86,8 @@ class Provider {
     return known.incarnation == at.incarnation && known.returns >= at.returns;
   }
   /// The same memory by keys of that connection's: it was registered for another one, since which,
-  /// or before which, a device has come back.
+  /// or before which, a device has come back.  It waits as a worker does (timed_out: ask again), as
+  /// whoever asks has other connections.
   Result<Registration> adapt(const Registration& known, const Attachment& at);
   /// Any thread.  When it returns nobody touches the memory for this registration any more.  With
   /// `keep`, which holds the memory until then, that may be later: nobody waits for a device.

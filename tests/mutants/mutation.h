@@ -152,6 +152,7 @@ enum class Mutation : uint16_t {
   return_not_told,         ///< that a device is back is told to no connection
   returned_is_primary,     ///< what has come back counts as the NIC that first paths begin at
   successor_by_name,       ///< what has the name of a device that is gone counts as the same NIC
+  busy_memory_ends,        ///< memory that a returned device is slow to register fails the call
   one_before_kept,         ///< what was registered with a device that is gone is not taken back
   gone_device_kept,        ///< a device that is gone stays open though nothing uses it
   untaken_memory_named,    ///< memory that a hop's device has not taken is named to it all the same

@@ -211,6 +211,9 @@ inline constexpr Planted all_planted[] = {
                 "Hosts/DeviceReturns.ALaterDeathOfTheOtherDeviceIsSurvived/receivers"),
     NHA_CHECKED(successor_by_name,
                 "Successor.IsTheDeviceWithItsGuidWhateverItsNameAndPlaceInTheList"),
+    NHA_CHECKED(busy_memory_ends,
+                "Hosts/DeviceReturns."
+                "ANewConnectionBeginsThereAndTakesMemoryThatWasRegisteredBefore/senders"),
     NHA_CHECKED(one_before_kept, "RegionBookTest.WhatComesInPlaceOfADeviceHasKeysOfItsOwn"),
     NHA_CHECKED(gone_device_kept, "Hosts/DeviceReturns.BothInTurnTenTimesLeaveNothingBehind/both"),
     NHA_CHECKED(untaken_memory_named, "RelayKinds.MemoryThatNoDeviceTakesIsCopied"),

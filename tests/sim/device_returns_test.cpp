@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <functional>
 #include <string>
 #include <vector>
@@ -223,7 +224,8 @@ TEST_P(DeviceReturns, BothInTurnTenTimesLeaveNothingBehind) {
   EXPECT_EQ(pair.send_channel().phase(), Phase::ready);
 }
 
-// With registrations that are good for all connections of a device (regIsGlobal).
+// With registrations that are good for all connections of a device (regIsGlobal).  Where it is busy
+// with something NCCL is told to ask again.
 TEST_P(DeviceReturns, ANewConnectionBeginsThereAndTakesMemoryThatWasRegisteredBefore) {
   const ErrorsOnly quiet;
   using Table = rig::SimPlugin::Table;
@@ -245,22 +247,36 @@ TEST_P(DeviceReturns, ANewConnectionBeginsThereAndTakesMemoryThatWasRegisteredBe
                           later.receiver().attachment().incarnation != 0;
   EXPECT_TRUE(other_keys);
   const uint64_t before = carried(pair, 0);
+  for (const sim::Process* process : hosts(pair)) {
+    process->nics[0]->verbs().force(sim::Verb::register_memory, 1, EBUSY);
+  }
+  size_t refused = 0;
+  const auto ask = [&](const auto& call) {
+    void* request = nullptr;
+    EXPECT_EQ(call(&request), abi::NcclResult::success);
+    if (request == nullptr) {
+      ++refused;
+      EXPECT_EQ(call(&request), abi::NcclResult::success);
+    }
+    return request;
+  };
   void* data = target.data();
   size_t size = target.size();
   int tag = 0;
   void* memory = to;
-  void* receive = nullptr;
-  ASSERT_EQ(later.to_plugin().call(&Table::irecv, later.receive_comm(), 1, &data, &size, &tag,
-                                   &memory, nullptr, &receive),
-            abi::NcclResult::success);
+  void* receive = ask([&](void** request) {
+    return later.to_plugin().call(&Table::irecv, later.receive_comm(), 1, &data, &size, &tag,
+                                  &memory, nullptr, request);
+  });
   ASSERT_NE(receive, nullptr);
   ASSERT_TRUE(
       pair.world().run_until([&] { return later.sender().match(0) != nullptr; }, seconds(5)));
-  void* send = nullptr;
-  ASSERT_EQ(later.from_plugin().call(&Table::isend, later.send_comm(), source.data(), source.size(),
-                                     0, static_cast<void*>(from), nullptr, &send),
-            abi::NcclResult::success);
+  void* send = ask([&](void** request) {
+    return later.from_plugin().call(&Table::isend, later.send_comm(), source.data(), source.size(),
+                                    0, static_cast<void*>(from), nullptr, request);
+  });
   ASSERT_NE(send, nullptr);
+  EXPECT_EQ(refused, hosts(pair).size());
   int done = 0;
   EXPECT_TRUE(pair.world().run_until(
       [&] {
