@@ -80,7 +80,16 @@ DeviceTrial::~DeviceTrial() {
 }
 
 Result<void> DeviceTrial::open(const CheckedDevice& device) {
-  only_.emplace(device.variable, device.value);
+  settings_.emplace_back(device.variable, device.value);
+  // A plugin that lacks a device which these name does not start.
+  for (const char* names :
+       {"HA_NCCL_HCA_SOUT", "MPIB_HCA_SOUT", "HA_NCCL_HCA_SUP", "MPIB_HCA_SUP"}) {
+    settings_.emplace_back(names, "");
+  }
+  if (device.variable == "HA_NCCL_IFNAME") {
+    settings_.emplace_back("HA_NCCL_OOB_IF", "");
+    settings_.emplace_back("MPIB_OOB_IF", "");
+  }
   auto library = NetLibrary::open(trials_.plugin, 0);
   if (!library) {
     return library.error();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -51,7 +52,7 @@ class DeviceTrial {
   const Trials& trials_;
   std::unique_ptr<NetLibrary> library_;
   std::string unusable_;
-  std::optional<Setting> only_;
+  std::deque<Setting> settings_;  ///< that show the plugin one device, and name no other
   /// Where dumps may go to a folder that hangs, the code of their writer stays loaded, and with it
   /// the first device.
   Setting no_dumps_{"HA_NCCL_TRACE_MB", "0"};
