@@ -49,7 +49,7 @@ class Job(perf_job.Ranks):
                 NCCL_TOPO_FILE=str(RANK.parent / "two_nics.xml"),
                 NHA_PRELOAD=str(options.nccl / "nic/libnha_nic_sysfs.so"),
                 NHA_NIC=f"state={self.state},host={rank + 1},devices=2,unknown_netdev",
-                **net, **dict(setting.split("=", 1) for setting in options.env))
+                **(net | dict(setting.split("=", 1) for setting in options.env)))
             self.start(rank, [RANK, options.nccl, plugin, "loop", "--limit", options.patience],
                        environment)
 
@@ -71,7 +71,9 @@ def run(options, name, mode, number):
     """A verdict, and the longest operation in ms; None: the fault did not happen."""
     kind = deaths.KINDS[name]
     chance = random.Random(f"{options.seed} {name} {mode} {number}")
-    device = f"{1 + number % 2}:0"
+    host = 1 + number % 2
+    device = f"{host}:0"
+    devices = {"@": device, "@1": f"{host}:1"}
     with tempfile.TemporaryDirectory() as temporary:
         job = Job(options, pathlib.Path(temporary), mode)
         if not job.await_operations(20, 90):
@@ -84,7 +86,7 @@ def run(options, name, mode, number):
             if isinstance(step, float):
                 time.sleep(step)
             else:
-                job.nic([device if word == "@" else word for word in step])
+                job.nic([devices.get(word, word) for word in step])
         job.await_operations(20, options.patience + 5)
         time.sleep(2)
         happened = deaths.happened(kind, job.show(device))
