@@ -413,13 +413,13 @@ TEST(SimHandshake, AReceiverThatStandsStillMayHearOfStreamsThatWereLetGo) {
     SCOPED_TRACE(fmt::format("at point {}", point));
     SimPair pair(53, {}, {}, cables);
     const Instant at = pair.world().now() + takes * point / points;
-    const Instant heals_at = at + milliseconds(1870);
+    const Instant heals_at = at + milliseconds(3300);
     bool stands = false;
     bool heals = false;
     ASSERT_TRUE(pair.connect([&] {
       if (!stands && pair.world().now() >= at) {
         stands = true;
-        pair.world().pause(pair.receiver(), pair.world().now() + milliseconds(1160));
+        pair.world().pause(pair.receiver(), pair.world().now() + milliseconds(2700));
         cut_rail(pair, 0, true, true);
       }
       if (!heals && pair.world().now() >= heals_at) {
