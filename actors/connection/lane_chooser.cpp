@@ -163,7 +163,7 @@ size_t LaneChooser::on_another_rail(size_t not_on) const {
   return none;
 }
 
-void LaneChooser::on_posted(const Lane& lane, uint64_t bytes) {
+void LaneChooser::measure_posted(const Lane& lane, uint64_t bytes) {
   if (meters_ && weights_[paths_.at(lane)] != 0) {
     meter_.on_posted(bytes, state_.context->now());
   }
@@ -172,7 +172,7 @@ void LaneChooser::on_posted(const Lane& lane, uint64_t bytes) {
   }
 }
 
-void LaneChooser::on_delivered(const Lane& lane, uint64_t bytes, bool good) {
+void LaneChooser::measure_delivered(const Lane& lane, uint64_t bytes, bool good) {
   const Instant now = state_.context->now();
   if (meters_ && weights_[paths_.at(lane)] != 0) {
     if (good) {

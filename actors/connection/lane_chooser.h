@@ -52,9 +52,18 @@ class LaneChooser {
   /// Another one, as memory of that message is not known on the rail of `not_on`.
   size_t on_another_rail(size_t not_on) const;
 
-  /// lane.bytes_open is still without them.
-  void on_posted(const Lane& lane, uint64_t bytes);
-  void on_delivered(const Lane& lane, uint64_t bytes, bool good);
+  /// lane.bytes_open is still without them.  Where nothing is measured no clock is read: a turn
+  /// that knows the time looks at timers as well.
+  void on_posted(const Lane& lane, uint64_t bytes) {
+    if (measures_ || meters_) {
+      measure_posted(lane, bytes);
+    }
+  }
+  void on_delivered(const Lane& lane, uint64_t bytes, bool good) {
+    if (measures_ || meters_) {
+      measure_delivered(lane, bytes, good);
+    }
+  }
   /// See ha/invariant.h.
   const char* broken() const { return rotation_.broken(); }
   const ha::RailScheduler& scheduler() const { return scheduler_; }
@@ -70,6 +79,8 @@ class LaneChooser {
   uint64_t open_on(uint8_t rail) const;
   std::optional<uint32_t> hinted_parts(uint32_t size);
   size_t spread(uint32_t size, uint32_t begin, uint32_t bytes);
+  [[gnu::noinline]] void measure_posted(const Lane& lane, uint64_t bytes);
+  [[gnu::noinline]] void measure_delivered(const Lane& lane, uint64_t bytes, bool good);
   void look_for_stragglers(Instant now);
   void tell_straggler(size_t rail, double behind);
   uint64_t promised(size_t rail) const;
