@@ -188,7 +188,11 @@ SendRequest* SendChannel::submit(const CtsEntry& place, const void* data, uint32
   request.remote_address = place.address;
   request.remote_key = place.key;
   request.rail_keys = rail_keys;
-  std::copy_n(place.shadow_keys.begin(), rail_keys.size(), request.remote_rail_keys.begin());
+  // By index: a copy of three words by std::copy_n is a call of memmove().
+  static_assert(std::tuple_size_v<RailKeys> <= cts_shadows);
+  for (size_t i = 0; i < rail_keys.size(); ++i) {
+    request.remote_rail_keys[i] = place.shadow_keys[i];
+  }
   request.no_speculative_placement = place.no_speculative_placement != 0;
   request.host_memory = host_memory;
   request.bytes[0] = size;
