@@ -134,7 +134,8 @@ struct ConnectionState {
     return broken == nullptr;
   }
   void fail(const Error& error, bool tell_peer = true) { owner.fail(error, tell_peer); }
-  void note(TraceEvent event, uint64_t a, uint64_t b, size_t c = 0) const {
+  /// Some of each message, so that none of it is a call.
+  [[gnu::always_inline]] void note(TraceEvent event, uint64_t a, uint64_t b, size_t c = 0) const {
     context->recorder().note(event, id.index, a, b, static_cast<uint16_t>(c));
   }
   void note_step(RoundStep step, size_t lane, uint32_t epoch) const {

@@ -30,9 +30,7 @@ class TurnClock final : public Clock {
   explicit TurnClock(Clock& source) : source_(source) {}
   Instant now() override {
     if (!read_) {
-      now_ = source_.now();
-      read_ = true;
-      lost_.on_turn(now_);
+      read();
     }
     return now_;
   }
@@ -47,6 +45,12 @@ class TurnClock final : public Clock {
   }
 
  private:
+  [[gnu::noinline]] void read() {
+    now_ = source_.now();
+    read_ = true;
+    lost_.on_turn(now_);
+  }
+
   Clock& source_;
   LostTime lost_;
   Instant now_{};

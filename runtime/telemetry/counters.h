@@ -12,8 +12,8 @@ namespace nccl_ha {
 
 class Counter {
  public:
-  /// The owning thread only; no locked instruction.
-  void add(uint64_t amount = 1) {
+  /// The owning thread only; no locked instruction.  Shorter than a call of it.
+  [[gnu::always_inline]] void add(uint64_t amount = 1) {
     value_.store(value_.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
   }
   void set(uint64_t value) { value_.store(value, std::memory_order_relaxed); }
