@@ -263,8 +263,7 @@ void Connection::on_late_completion(const fabric::Completion& completion) {
   if (ControlBoxes::is_answer(completion)) {
     linger_.on_answer_arrived();
   }
-  static_cast<void>(
-      control_.boxes().on_completion(completion, paths_.lane(paths_.index_of(completion.path))));
+  static_cast<void>(control_.boxes().on_completion(completion, paths_.lane_of(completion.path)));
   look_whether_over();
 }
 

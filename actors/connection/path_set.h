@@ -58,16 +58,17 @@ class PathSet {
   std::span<const Lane> rail_lanes() const { return own_lanes().subspan(primaries_); }
   std::span<const Lane> shadow_lanes() const { return lanes().subspan(own()); }
   size_t at(const Lane& lane) const { return static_cast<size_t>(&lane - lanes_.data()); }
-  size_t index_of(const fabric::Path* path) const {
-    size_t lane = 0;
-    if (lanes_.front().owned.path.get() != path) [[unlikely]] {
-      while (lane + 1 < count_ && lanes_[lane].owned.path.get() != path) {
+  Lane& lane_of(const fabric::Path* path) {
+    Lane* lane = lanes_.data();
+    if (lane->owned.path.get() != path) [[unlikely]] {
+      while (at(*lane) + 1 < count_ && lane->owned.path.get() != path) {
         ++lane;
       }
     }
-    NHA_DASSERT(lanes_[lane].owned.path.get() == path, "only paths of this connection complete");
-    return lane;
+    NHA_DASSERT(lane->owned.path.get() == path, "only paths of this connection complete");
+    return *lane;
   }
+  size_t index_of(const fabric::Path* path) { return at(lane_of(path)); }
   static bool any_usable(std::span<const Lane> lanes);
   bool any_usable() const { return any_usable(lanes()); }
   bool own_usable() const { return any_usable(own_lanes()); }

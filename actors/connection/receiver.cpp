@@ -202,11 +202,10 @@ bool Receiver::is_possible(const EagerHead& head) const {
     state_.owner.on_late_completion(completion);
     return;
   }
-  const size_t at = paths_.index_of(completion.path);
-  Lane& lane = paths_.lane(at);
+  Lane& lane = paths_.lane_of(completion.path);
   if (boxes_.on_completion(completion, lane)) [[unlikely]] {
     if (!lane.usable) {
-      state_.owner.on_work_back(at);
+      state_.owner.on_work_back(paths_.at(lane));
     }
     return;
   }
@@ -240,7 +239,7 @@ bool Receiver::is_possible(const EagerHead& head) const {
       break;
   }
   if (!lane.usable) [[unlikely]] {
-    state_.owner.on_work_back(at);
+    state_.owner.on_work_back(paths_.at(lane));
   }
 }
 

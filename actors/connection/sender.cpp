@@ -313,12 +313,11 @@ void Sender::leave(size_t lane) {
     state_.owner.on_late_completion(completion);
     return;
   }
-  const size_t at = paths_.index_of(completion.path);
-  Lane& lane = paths_.lane(at);
+  Lane& lane = paths_.lane_of(completion.path);
   const bool good = completion.status == fabric::CompletionStatus::ok;  // else its state says why
   if (boxes_.on_completion(completion, lane)) [[unlikely]] {
     if (!lane.usable) {
-      state_.owner.on_work_back(at);
+      state_.owner.on_work_back(paths_.at(lane));
     }
     return;
   }
@@ -337,11 +336,11 @@ void Sender::leave(size_t lane) {
     if (good) {
       lane.health.show_life();
       if (EagerSends::is_of(completion.id)) {
-        if (eager_.on_acknowledged(completion.id, at)) {
+        if (eager_.on_acknowledged(completion.id, paths_.at(lane))) {
           owner_.on_eager_arrived();
         }
       } else if (completion.id != piece_id) {
-        if (!on_acknowledged(completion.id, at)) [[unlikely]] {
+        if (!on_acknowledged(completion.id, paths_.at(lane))) [[unlikely]] {
           return;
         }
       }
@@ -363,7 +362,7 @@ void Sender::leave(size_t lane) {
     lane.counters->errors.add();
   }
   if (!lane.usable) [[unlikely]] {
-    state_.owner.on_work_back(at);
+    state_.owner.on_work_back(paths_.at(lane));
   }
 }
 
