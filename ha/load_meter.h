@@ -10,7 +10,8 @@
 namespace nccl_ha::ha {
 
 /// Only time in which something was posted and not acknowledged counts: a peer that announces no
-/// receives, and a caller who sends nothing, make no lane slow.  One thread.
+/// receives, and a caller who sends nothing, make no lane slow.  Times may be microseconds off, so
+/// that one may be before the last one, which counts then.  One thread.
 class LoadMeter {
  public:
   /// Without anything posted for so long, what comes next has nothing to do with what was before.
@@ -69,6 +70,9 @@ class LoadMeter {
 
  private:
   void pass(Instant now) {
+    if (now <= at_) {
+      return;
+    }
     if (open_ != 0) {
       loaded_ += now - at_;
       area_ += static_cast<double>((now - at_).count()) * static_cast<double>(open_);

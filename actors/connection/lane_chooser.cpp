@@ -165,7 +165,7 @@ size_t LaneChooser::on_another_rail(size_t not_on) const {
 
 void LaneChooser::measure_posted(const Lane& lane, uint64_t bytes) {
   if (meters_ && weights_[paths_.at(lane)] != 0) {
-    meter_.on_posted(bytes, state_.context->now());
+    meter_.on_posted(bytes, state_.context->about_now());
   }
   if (measures_ && !lane.shadow) {
     scheduler_.estimate(lane.rail).on_posted(bytes, open_on(lane.rail), state_.context->now());
@@ -173,17 +173,17 @@ void LaneChooser::measure_posted(const Lane& lane, uint64_t bytes) {
 }
 
 void LaneChooser::measure_delivered(const Lane& lane, uint64_t bytes, bool good) {
-  const Instant now = state_.context->now();
   if (meters_ && weights_[paths_.at(lane)] != 0) {
     if (good) {
-      meter_.on_delivered(bytes, now);
+      meter_.on_delivered(bytes, state_.context->about_now());
     } else {
-      meter_.on_lost(bytes, now);
+      meter_.on_lost(bytes, state_.context->about_now());
     }
   }
   if (!measures_ || lane.shadow) {
     return;
   }
+  const Instant now = state_.context->now();
   if (good) {
     scheduler_.estimate(lane.rail).on_delivered(bytes, now);
   } else {

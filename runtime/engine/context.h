@@ -10,6 +10,7 @@
 #include "runtime/base/key_file.h"
 #include "runtime/base/random.h"
 #include "runtime/base/secret.h"
+#include "runtime/base/tick_clock.h"
 #include "runtime/engine/actor.h"
 #include "runtime/engine/poller.h"
 #include "runtime/engine/shared_objects.h"
@@ -29,6 +30,11 @@ class Context {
 
   /// Read at most once per turn.
   Instant now() { return turn_clock_.now(); }
+  /// now() to TickClock::error_max, for what happens with each message: where ticks tell it no
+  /// clock is read, and the turn does not know the time.
+  Instant about_now() {
+    return ticks_ && !turn_clock_.was_read() ? tick_clock_.now() : turn_clock_.now();
+  }
   /// now(), with what tells how long this process ran up to then.
   Moment moment() { return turn_clock_.moment(); }
   /// How much later turns came than they were due, all together.
@@ -74,13 +80,16 @@ class Context {
   virtual void assert_owner() const = 0;
 
  protected:
-  Context(Worker& worker, uint32_t index, const Config& config, Clock& clock, uint64_t seed,
-          SecretSource& secrets, std::shared_ptr<KeyFile> keys, const CounterPlace& place)
+  /// `ticks`: those of the processor follow `clock`.
+  Context(Worker& worker, uint32_t index, const Config& config, Clock& clock, bool ticks,
+          uint64_t seed, SecretSource& secrets, std::shared_ptr<KeyFile> keys,
+          const CounterPlace& place)
       : worker_(worker),
         index_(index),
         config_(config),
         clock_(clock),
         turn_clock_(clock),
+        ticks_(ticks),
         random_(seed),
         secrets_(secrets),
         keys_(std::move(keys)),
@@ -93,6 +102,8 @@ class Context {
   const Config& config_;
   Clock& clock_;
   TurnClock turn_clock_;
+  const bool ticks_;
+  TickClock tick_clock_{clock_};
   Random random_;
   SecretSource& secrets_;
   const std::shared_ptr<KeyFile> keys_;  ///< of the job; null: it has none

@@ -34,15 +34,15 @@ Duration stream_period(const Config& config) {
 
 Worker::Worker(const Options& options, const Config& config, Clock& clock,
                std::unique_ptr<StreamFactory> streams)
-    : Context(*this, options.index, config, clock, options.seed, *options.secrets, options.keys,
-              options.counters),
+    : Context(*this, options.index, config, clock, options.ticks && cpu_ticks() != 0, options.seed,
+              *options.secrets, options.keys, options.counters),
       mailbox_(std::make_shared<Mailbox<Message>>(
           options.senders_max * credits_per_sender + post_credits, options.senders_max,
           options.waker)),
       waker_(options.waker),
       generations_(options.actors_max, 1),
       slots_(options.actors_max),
-      pacer_(options.ticks && cpu_ticks() != 0, stream_period(config)) {
+      pacer_(ticks_, stream_period(config)) {
   streams_ = std::move(streams);
   auto address = mailbox_->open(post_credits);
   NHA_ASSERT(address.ok(), "a new mailbox has no room");

@@ -30,6 +30,19 @@ TEST(LoadMeter, TimeWithoutAnythingPostedDoesNotCount) {
   EXPECT_FALSE(meter.take(meter_least, meter_most, {now, {}})) << "the next one begins anew";
 }
 
+TEST(LoadMeter, ATimeBeforeTheLastOneCountsAsThat) {
+  LoadMeter meter;
+  meter.begin(0, meter_start);
+  meter.on_posted(1'000'000, meter_start);
+  meter.on_delivered(500'000, meter_start + milliseconds(50));
+  meter.on_delivered(100'000, meter_start + milliseconds(50) - std::chrono::microseconds(10));
+  meter.on_delivered(400'000, meter_start + milliseconds(100));
+  const auto window = meter.take(meter_least, meter_most, {meter_start + milliseconds(100), {}});
+  ASSERT_TRUE(window);
+  EXPECT_EQ(window->loaded, milliseconds(100)) << "no moment counts twice, or is taken off";
+  EXPECT_NEAR(window->open, 0.5 * 1e6 + 0.5 * 0.4e6, 1);
+}
+
 TEST(LoadMeter, AWindowNeedsADeliveryOrMuchLonger) {
   LoadMeter meter;
   meter.begin(5000, meter_start);

@@ -348,6 +348,45 @@ TEST(WorkerTicks, TellSeldomCallersWhenToLookAtTheClock) {
   worker.context().remove_poller(&chore);
 }
 
+class CountedSteadyClock final : public Clock {
+ public:
+  Instant now() override {
+    ++looks;
+    return steady_.now();
+  }
+  unsigned looks = 0;
+
+ private:
+  SteadyClock steady_;
+};
+
+TEST(WorkerTicks, SayAboutWhenItIsWithoutALookAtTheClock) {
+  ASSERT_NE(cpu_ticks(), 0U) << "turns are counted on this processor";
+  const Config config;
+  CountedSteadyClock clock;
+  Worker::Options options;
+  options.ticks = true;
+  Worker worker(options, config, clock, *make_uv_streams());
+  for (int i = 0; i < 4; ++i) {
+    static_cast<void>(worker.context().about_now());  // their rate is measured
+    static_cast<void>(poll(nullptr, 0, 11));
+  }
+  constexpr unsigned asked = 1000;
+  const unsigned looks = clock.looks;
+  for (unsigned i = 0; i < asked; ++i) {
+    static_cast<void>(worker.context().about_now());
+  }
+  EXPECT_LT(clock.looks - looks, asked / 10) << "once in some milliseconds";
+  const Instant before = clock.now();
+  const Instant about = worker.context().about_now();
+  const Instant after = clock.now();
+  EXPECT_GE(about, before - TickClock::error_max);
+  EXPECT_LE(about, after + TickClock::error_max);
+  // Who knows the time says that.
+  const Instant now = worker.context().now();
+  EXPECT_EQ(worker.context().about_now(), now);
+}
+
 TEST_F(WorkerTest, TimersFireInTimeWhileStreamsAreInAHurry) {
   int fired = 0;
   Timer timer;
