@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/clock.h"
@@ -96,8 +97,8 @@ class Recorder {
   Recorder(counter_layout::Ring* ring, counter_layout::RingSlot* slots,
            std::shared_ptr<void> memory);
 
-  void record(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b, Instant now,
-              uint16_t c = 0) {
+  [[gnu::always_inline]] void record(TraceEvent event, uint32_t actor, uint64_t a, uint64_t b,
+                                     Instant now, uint16_t c = 0) {
     note(event, actor, a, b, c);
     stamp(now);
   }
@@ -124,13 +125,17 @@ class Recorder {
   /// never go back.
   void stamp(Instant now) {
     now = last_stamp_ = std::max(last_stamp_, now);
-    for (; stamped_ != noted_; ++stamped_) {
-      counter_layout::RingSlot& slot = slots_[stamped_ & mask_];
-      slot.words[0].store(static_cast<uint64_t>(now.time_since_epoch().count()),
-                          std::memory_order_release);
-      slot.version.store(2 * stamped_ + 2, std::memory_order_release);
+    const auto time = static_cast<uint64_t>(now.time_since_epoch().count());
+    // None of these changes meanwhile, which a compiler cannot know.
+    counter_layout::RingSlot* const slots = slots_;
+    const uint64_t mask = mask_;
+    const uint64_t end = noted_;
+    for (uint64_t number = std::exchange(stamped_, end); number != end; ++number) {
+      counter_layout::RingSlot& slot = slots[number & mask];
+      slot.words[0].store(time, std::memory_order_release);
+      slot.version.store(2 * number + 2, std::memory_order_release);
     }
-    ring_->written.store(stamped_, std::memory_order_release);
+    ring_->written.store(end, std::memory_order_release);
   }
 
   /// Any thread: the events still in the ring, oldest first, without those being written.
