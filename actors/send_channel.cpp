@@ -72,22 +72,8 @@ size_t SendChannel::publish_there(std::span<CtsEntry> entries) {
   return count == 0 ? 0 : publish(std::span(copies).first(count));
 }
 
-const CtsEntry* SendChannel::match(int tag) {
-  // Asked once: a group that is published meanwhile would have a place for this message, though not
-  // for those before it.
-  const uint64_t published = published_.load(std::memory_order_acquire);
-  if (unplaced_count_ != 0) {
-    place_eager(published);
-  }
-  return place_for(tag, published);
-}
-
-inline const CtsEntry* SendChannel::place_for(int tag, uint64_t published) const {
-  const uint64_t number = group_.load(std::memory_order_relaxed);
-  if (number >= published) {
-    return nullptr;
-  }
-  const auto& group = groups_[number % cts_slots];
+const CtsEntry* SendChannel::place_among(const std::array<CtsEntry, group_max>& group,
+                                         int tag) const {
   const uint32_t count = group[0].count;
   for (uint32_t i = 0; i < count; ++i) {
     if ((taken_ >> i & 1U) == 0 && group[i].tag == tag) {

@@ -26,7 +26,15 @@ class SendChannel final : public Channel {
 
   /// Caller.  Finds the place for a message with `tag` in the oldest incomplete group.  nullptr:
   /// the peer has not posted a matching receive yet.
-  const CtsEntry* match(int tag);
+  const CtsEntry* match(int tag) {
+    // Asked once: a group that is published meanwhile would have a place for this message, though
+    // not for those before it.
+    const uint64_t published = published_.load(std::memory_order_acquire);
+    if (unplaced_count_ != 0) [[unlikely]] {
+      place_eager(published);
+    }
+    return place_for(tag, published);
+  }
   /// Caller.  Takes the place found by match() and puts a request into the ring; nullptr when
   /// all slots are in use.  The driver is told next.
   SendRequest* submit(const CtsEntry& place, const void* data, uint32_t size, uint32_t key,
@@ -85,8 +93,18 @@ class SendChannel final : public Channel {
     uint64_t number = 0;
     int tag = 0;
   };
-  void place_eager(uint64_t published);
-  const CtsEntry* place_for(int tag, uint64_t published) const;
+  [[gnu::noinline]] void place_eager(uint64_t published);
+  const CtsEntry* place_for(int tag, uint64_t published) const {
+    const uint64_t number = group_.load(std::memory_order_relaxed);
+    return number >= published ? nullptr : place_in(groups_[number % cts_slots], tag);
+  }
+  const CtsEntry* place_in(const std::array<CtsEntry, group_max>& group, int tag) const {
+    if (group[0].count == 1) [[likely]] {
+      return group[0].tag == tag ? group.data() : nullptr;
+    }
+    return place_among(group, tag);
+  }
+  const CtsEntry* place_among(const std::array<CtsEntry, group_max>& group, int tag) const;
   void take(const CtsEntry& place);
   SendRequest& take_slot();
   bool slot_is_free(uint64_t number) const;
