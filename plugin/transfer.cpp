@@ -90,14 +90,20 @@ abi::NcclResult keep(Comm* comm, Result<fabric::Registration> registration, void
   const auto& receive = static_cast<const ReceiveRequest&>(request);
   return receive.is_flush ? request.index : receive.group;
 }
+[[gnu::always_inline]] inline uint64_t described(const SendRequest& request) {
+  return trace_request(TraceRequest::send, request.bytes[0], request.position);
+}
 [[gnu::always_inline]] inline uint64_t described(const Request& request) {
   if (request.is_send) {
-    return trace_request(TraceRequest::send, request.bytes[0],
-                         static_cast<const SendRequest&>(request).position);
+    return described(static_cast<const SendRequest&>(request));
   }
   const auto& receive = static_cast<const ReceiveRequest&>(request);
   return receive.is_flush ? trace_request(TraceRequest::flush, 0, 0)
                           : trace_request(TraceRequest::receive, request.bytes[0], 0);
+}
+
+constexpr int size_for_nccl(uint32_t bytes) {
+  return bytes > INT_MAX ? INT_MAX : static_cast<int>(bytes);
 }
 
 /// What NCCL gives isend().
@@ -398,8 +404,9 @@ abi::NcclResult net_iflush(void* comm, int n, void** data, const int* sizes, voi
     return abi::NcclResult::internal_error;
   }
   if (sizes != nullptr) {
-    for (size_t i = 0; i < base->count; ++i) {
-      sizes[i] = base->bytes[i] > INT_MAX ? INT_MAX : static_cast<int>(base->bytes[i]);
+    sizes[0] = size_for_nccl(base->bytes[0]);  // nearly always the only one
+    for (size_t i = 1; i < base->count; ++i) {
+      sizes[i] = size_for_nccl(base->bytes[i]);
     }
   }
   *done = 1;
