@@ -31,7 +31,12 @@ class TickClock {
  private:
   static constexpr int scale_bits = 32;
 
-  uint64_t ticks() const { return source_ == nullptr ? cpu_ticks() : source_(); }
+  uint64_t ticks() const {
+    if (source_ != nullptr) [[unlikely]] {
+      return source_();
+    }
+    return cpu_ticks();
+  }
   [[gnu::noinline]] Instant read();
   void start_at(uint64_t ticks, Instant time, double ns_per_tick);
 
