@@ -35,7 +35,7 @@ class FlushQueue {
   uint64_t pop() { return ring_.pop(); }
 
  private:
-  const WorkId ids_;
+  const WorkIds ids_;
   const uint32_t flushes_max_;
   ibv_qp* pair_ = nullptr;
   PostRing<uint64_t> ring_;

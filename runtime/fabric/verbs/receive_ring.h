@@ -73,7 +73,7 @@ class ReceiveRing {
  private:
   int post_all_held(ibv_qp* pair);
 
-  const WorkId ids_;
+  const WorkIds ids_;
   const uint32_t receives_max_;
   const uint32_t spare_;
   PostRing<Slot> ring_;

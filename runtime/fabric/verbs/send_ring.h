@@ -126,7 +126,7 @@ class SendRing {
   void choose_signals_of_many(uint32_t count);
   uint32_t unsignaled_max() const { return writes_max_ / 4 + 1; }
 
-  const WorkId ids_;
+  const WorkIds ids_;
   const uint32_t writes_max_;
   PostRing<Slot> ring_;
   uint32_t waiting_ = 0;
