@@ -84,7 +84,7 @@ void LaneChooser::cut(SendRequest& request) {
   }
 }
 
-size_t LaneChooser::lane_for(const SendRequest& request, uint32_t chunk) {
+size_t LaneChooser::lane_among(const SendRequest& request, uint32_t chunk) {
   if (spreads_) {
     return spread(request.size, request.split.begin(chunk), request.split.bytes(chunk));
   }

@@ -43,7 +43,9 @@ class LaneChooser {
   void cut(SendRequest& request);
   /// For a chunk of a message that was cut before, which may have been for other lanes.  Among
   /// rails each call is a decision, and `none` is one.
-  size_t lane_for(const SendRequest& request, uint32_t chunk);
+  size_t lane_for(const SendRequest& request, uint32_t chunk) {
+    return share_count_ > 1 ? lane_among(request, chunk) : size_t{shares_[0].lane};
+  }
   /// For a message of so many bytes that is not cut, likewise.
   size_t lane_for(uint32_t bytes) { return spreads_ ? spread(bytes, 0, bytes) : in_turn(); }
   size_t in_turn() { return share_count_ > 1 ? shares_[rotation_.next()].lane : shares_[0].lane; }
@@ -78,6 +80,7 @@ class LaneChooser {
   Rails rails() const;
   uint64_t open_on(uint8_t rail) const;
   std::optional<uint32_t> hinted_parts(uint32_t size);
+  size_t lane_among(const SendRequest& request, uint32_t chunk);
   size_t spread(uint32_t size, uint32_t begin, uint32_t bytes);
   [[gnu::noinline]] void measure_posted(const Lane& lane, uint64_t bytes);
   [[gnu::noinline]] void measure_delivered(const Lane& lane, uint64_t bytes, bool good);
