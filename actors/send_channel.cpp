@@ -26,7 +26,9 @@ size_t SendChannel::known_group(std::span<const CtsEntry> entries, uint64_t numb
   return count >= 1 && count <= entries.size() && entries[0].group == number ? count : 0;
 }
 
-[[gnu::hot]] size_t SendChannel::publish(std::span<const CtsEntry> entries) {
+/// `live`: a NIC may be writing the entries.
+template <bool live, class Entry>
+[[gnu::always_inline]] inline size_t SendChannel::take_group(std::span<Entry> entries) {
   const uint64_t number = published_.load(std::memory_order_relaxed);
   if (number - seen_group_ >= cts_slots) {
     seen_group_ = group_.load(std::memory_order_acquire);
@@ -34,10 +36,18 @@ size_t SendChannel::known_group(std::span<const CtsEntry> entries, uint64_t numb
       return 0;
     }
   }
-  auto& group = groups_[number % cts_slots];
+  auto& group = groups_[number % cts_slots];  // of which the caller knows nothing yet
   size_t count = 1;
   for (size_t i = 0; i < count; ++i) {
-    group[i] = entries[i];
+    if constexpr (live) {
+      if (std::atomic_ref(entries[i].group).load(std::memory_order_acquire) != number) {
+        return 0;
+      }
+    }
+    group[i] = copy_of(entries[i]);
+    if (live && !group[i].is_whole()) {
+      return 0;
+    }
     if (i == 0) {
       count = group[0].count;
       if (count < 1 || count > std::min(group_max, entries.size())) {
@@ -52,24 +62,12 @@ size_t SendChannel::known_group(std::span<const CtsEntry> entries, uint64_t numb
   return count;
 }
 
-size_t SendChannel::publish_there(std::span<CtsEntry> entries) {
-  const uint64_t number = published_.load(std::memory_order_relaxed);
-  std::array<CtsEntry, group_max> copies;
-  size_t count = 1;
-  for (size_t i = 0; i < count; ++i) {
-    if (i == entries.size() ||
-        std::atomic_ref(entries[i].group).load(std::memory_order_acquire) != number) {
-      return 0;
-    }
-    copies[i] = copy_of(entries[i]);
-    if (!copies[i].is_whole()) {
-      return 0;
-    }
-    if (i == 0) {
-      count = std::min<size_t>(copies[0].count, group_max);
-    }
-  }
-  return count == 0 ? 0 : publish(std::span(copies).first(count));
+[[gnu::hot]] size_t SendChannel::publish(std::span<const CtsEntry> entries) {
+  return take_group<false>(entries);
+}
+
+[[gnu::hot]] size_t SendChannel::publish_there(std::span<CtsEntry> entries) {
+  return take_group<true>(entries);
 }
 
 const CtsEntry* SendChannel::place_among(const std::array<CtsEntry, group_max>& group,

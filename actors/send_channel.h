@@ -109,6 +109,8 @@ class SendChannel final : public Channel {
   SendRequest& take_slot();
   bool slot_is_free(uint64_t number) const;
   size_t publish_there(std::span<CtsEntry> entries);
+  template <bool live, class Entry>
+  size_t take_group(std::span<Entry> entries);
 
   std::array<SendRequest, sends_max> slots_;
   IndexRing<sends_max> submitted_;
