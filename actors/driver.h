@@ -114,7 +114,7 @@ class Driver {
     turn();
   }
   void serve_inline();
-  void send_doorbell();
+  [[gnu::noinline]] void send_doorbell();
 
   Engine& engine_;
   Engine::WorkerSlot* const slot_;  ///< where callers turn the worker; null: they never do
