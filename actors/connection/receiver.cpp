@@ -86,6 +86,7 @@ PathSet::Needs Receiver::needs(bool flushes) {
   }
   if (whole) {
     note_whole(request);
+    finish(request);
   }
 }
 
@@ -189,6 +190,7 @@ bool Receiver::is_possible(const EagerHead& head) const {
     ReceiveRequest* request = groups_.at(number);
     if (request != nullptr && take_eager(*request)) {
       note_whole(*request);
+      finish(*request);
     }
     if (!state_.live()) {
       return;
@@ -265,8 +267,8 @@ bool Receiver::is_possible(const EagerHead& head) const {
   request->bytes[0] = completion.bytes;
   announcer_.note_known(request->group + 1);
   count_bytes(lane, completion.bytes);
-  state_.note(TraceEvent::chunk_arrived, request->group, trace_chunk(completion.bytes, 0, 0, 1),
-              paths_.at(lane));
+  state_.note(TraceEvent::chunk_arrived, request->group,
+              trace_chunk(completion.bytes, 0, 0, 1, true), paths_.at(lane));
   finish_group(*request);
   return true;
 }
@@ -309,21 +311,25 @@ bool Receiver::is_possible(const EagerHead& head) const {
   state_.note(TraceEvent::chunk_arrived, request->group,
               trace_chunk(bytes, position, immediate.chunk, chunk_count), paths_.at(lane));
   if (request->arrived[position] == (1U << chunk_count) - 1 && --request->missing == 0) {
+    note_whole(*request);
     finish_group(*request);
   }
 }
 
 /// A group of which the sender waits for the end.
 [[gnu::always_inline]] inline void Receiver::finish_group(ReceiveRequest& request) {
-  note_whole(request);
+  finish(request);
   if (groups_.all_complete()) {
     // Nothing else is expected, so the caller may make no more calls for a while.
     paths_.flush_acks();
   }
 }
 
-[[gnu::always_inline]] inline void Receiver::note_whole(ReceiveRequest& request) {
+void Receiver::note_whole(const ReceiveRequest& request) const {
   state_.note(TraceEvent::transfer_completed, request.group, request.bytes[0], request.count);
+}
+
+[[gnu::always_inline]] inline void Receiver::finish(ReceiveRequest& request) {
   const uint64_t number = request.group;
   if (!state_.holds(groups_.is_open(number, request), "a receive is done once, while it is open"))
       [[unlikely]] {

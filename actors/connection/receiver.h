@@ -81,7 +81,9 @@ class Receiver final : public Server {
   void on_data(const fabric::Completion& completion, const Lane& lane);
   void count_bytes(const Lane& lane, uint32_t bytes);
   void finish_group(ReceiveRequest& request);
-  void note_whole(ReceiveRequest& request);
+  void finish(ReceiveRequest& request);
+  /// For the flight recorder, where no event of a chunk tells it.
+  void note_whole(const ReceiveRequest& request) const;
 
   ConnectionState& state_;
   PathSet& paths_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "actors/connection/limits.h"
 
@@ -84,16 +85,29 @@ void Sender::acknowledge_all_below(uint64_t group) {
     SendRequest& request = channel_.slot(i);
     if (request.state.load(std::memory_order_acquire) == RequestState::pending &&
         request.group < group) {
-      finish(request);
+      finish_at_once(request);
     }
   }
 }
 
 [[gnu::always_inline]] inline void Sender::finish(SendRequest& request) {
   counters_.sends_done.add();
+  request.state.store(RequestState::done, std::memory_order_release);
+}
+
+void Sender::finish_at_once(SendRequest& request) {
   state_.note(TraceEvent::transfer_sent, request.group,
               trace_chunk(request.size, request.position, 0, 0));
-  request.state.store(RequestState::done, std::memory_order_release);
+  finish(request);
+}
+
+/// Of a message whose first chunk does not tell it.
+void Sender::note_begun() {
+  if (std::exchange(cursor_.untold, false)) {
+    const SendRequest& request = *cursor_.request;
+    state_.note(TraceEvent::transfer_posted, request.group,
+                trace_chunk(request.size, request.position, 0, 0));
+  }
 }
 
 [[gnu::hot]] void Sender::on_submitted() {
@@ -108,6 +122,7 @@ void Sender::acknowledge_all_below(uint64_t group) {
   }
   while (state_.live() && (cursor_.request != nullptr || next_work())) {
     if (!post_next()) {
+      note_begun();  // its chunk waits
       return;
     }
   }
@@ -140,11 +155,12 @@ void Sender::pump() { post_all(); }
   }
   request.ledger.begin(request.split.count());
   acknowledged_.begin(request.group, request.position);
-  cursor_ = {&request, 0, request.split.count(), 0, chooser_.lane_for(request, 0)};
+  cursor_ = {&request, 0, request.split.count(), 0, chooser_.lane_for(request, 0), true};
   counters_.sends.add();
   counters_.bytes_sent.add(request.size);
-  state_.note(TraceEvent::transfer_posted, request.group,
-              trace_chunk(request.size, request.position, 0, 0));
+  if (request.split.count() != 1) [[unlikely]] {
+    note_begun();
+  }
   // False, and the connection has failed: nothing of it is posted.
   return state_.sound(request.split) && state_.sound(request.ledger) &&
          state_.sound(acknowledged_) && state_.sound(chooser_);
@@ -287,7 +303,8 @@ bool Sender::on_no_keys(const Lane& lane) {
   liveness_.watch_work();
   request.ledger.give(cursor_.chunk, static_cast<uint8_t>(cursor_.lane));
   state_.note(TraceEvent::chunk_posted, request.group,
-              trace_chunk(bytes, request.position, cursor_.chunk, request.split.count()),
+              trace_chunk(bytes, request.position, cursor_.chunk, request.split.count(),
+                          std::exchange(cursor_.untold, false)),
               cursor_.lane);
   end_chunk();
   return state_.sound(request.ledger);
@@ -304,6 +321,7 @@ bool Sender::on_no_keys(const Lane& lane) {
 
 void Sender::leave(size_t lane) {
   if (!between_chunks() && cursor_.request->ledger.holder(cursor_.chunk) == lane) {
+    note_begun();
     end_chunk();
   }
 }
@@ -375,17 +393,20 @@ void Sender::leave(size_t lane) {
     return false;
   }
   SendRequest& request = channel_.slot(index);
-  state_.note(
-      TraceEvent::chunk_acked, request.group,
-      trace_chunk(request.split.bytes(chunk), request.position, chunk, request.split.count()),
-      lane);
+  const bool whole = request.split.count() == 1;
+  state_.note(TraceEvent::chunk_acked, request.group,
+              trace_chunk(request.split.bytes(chunk), request.position, chunk,
+                          request.split.count(), whole),
+              lane);
   const bool last = request.ledger.acknowledge(chunk, lane);
   if (!state_.sound(request.ledger)) [[unlikely]] {
     return false;
   }
   acknowledged_.note(request.group, request.position, chunk, static_cast<uint8_t>(lane));
-  if (last) {
+  if (last && whole) [[likely]] {
     finish(request);
+  } else if (last) {
+    finish_at_once(request);
   }
   return true;
 }
@@ -495,7 +516,7 @@ Sender::TakenBack Sender::take_back(size_t lane, const ha::ArrivalReport& report
       ++counts.chunks_kept;
       counts.bytes_kept += bytes;
       if (request.ledger.acknowledge(chunk, lane)) {
-        finish(request);
+        finish_at_once(request);
       }
     }
     if (!has_left(request, lane)) {

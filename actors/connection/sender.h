@@ -121,6 +121,7 @@ class Sender final : public Server {
     uint32_t end = 0;     ///< the chunk after the last one to post
     uint32_t offset = 0;  ///< within the chunk: what plain writes have covered
     size_t lane = 0;      ///< of the chunk; LaneChooser::none: it is to be chosen
+    bool untold = false;  ///< no event has told that the message was begun
   };
   struct Chunk {
     uint16_t request = 0;
@@ -130,7 +131,10 @@ class Sender final : public Server {
     uint32_t local = 0;
     uint32_t remote = 0;
   };
+  /// The flight recorder is told by whoever knows why.
   void finish(SendRequest& request);
+  void finish_at_once(SendRequest& request);
+  void note_begun();
   void note_news(const ClearToSends::News& news);
   void post_all();
   bool next_work();

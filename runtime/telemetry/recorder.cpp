@@ -31,7 +31,7 @@ namespace {
 // As trace_chunk() packs it.
 #define NHA_CHUNK                                                                                  \
   NHA_PART(0, 32, "size", "bytes"), NHA_PART(32, 8, "position", ""), NHA_PART(40, 8, "chunk", ""), \
-      NHA_PART(48, 8, "chunks", "chunks")
+      NHA_PART(48, 8, "chunks", "chunks"), NHA_NAMED(56, 8, "whole", "no|yes")
 
 template <class... Fields>
 constexpr std::array<TraceField, sizeof...(Fields)> fields_of(Fields... fields) {

@@ -55,10 +55,12 @@ static_assert(sizeof(RecordedEvent) == 32);
 /// What a field of an event holds.
 uint64_t value_of(const RecordedEvent& event, unsigned word, unsigned shift, unsigned bits);
 
-/// Word b of events about chunks.
-constexpr uint64_t trace_chunk(uint32_t bytes, uint32_t position, uint32_t chunk, uint32_t of) {
+/// Word b of events about chunks.  `whole`: the event is also that of the transfer, which begins or
+/// ends with this chunk, as nearly all do; it has no other one.
+constexpr uint64_t trace_chunk(uint32_t bytes, uint32_t position, uint32_t chunk, uint32_t of,
+                               bool whole = false) {
   return uint64_t{bytes} | uint64_t{position & 255U} << 32 | uint64_t{chunk & 255U} << 40 |
-         uint64_t{of & 255U} << 48;
+         uint64_t{of & 255U} << 48 | uint64_t{whole} << 56;
 }
 
 /// Of request_asked and request_noticed.

@@ -52,7 +52,7 @@ TEST(SimInvariant, ABrokenOneEndsItsConnectionAndNoOther) {
   // What led to it is in the log, once.
   EXPECT_EQ(log.count("please report it with what follows"), 1U) << log.text();
   EXPECT_EQ(log.count("events of worker"), 1U) << log.text();
-  EXPECT_GE(log.count("transfer_posted group="), 1U) << log.text();
+  EXPECT_GE(log.count("chunk_posted group="), 1U) << log.text();
 
   // Others go on.
   rig::TransferPlan plan;

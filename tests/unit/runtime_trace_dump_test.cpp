@@ -94,7 +94,8 @@ TEST_F(TraceDumpTest, EventsSayWhatTheirWordsHold) {
     text += " " + field.name + "=" + to_text(field, event);
   }
   EXPECT_EQ(text,
-            "chunk_posted group=24 size=1000 bytes position=2 chunk=3 chunks=4 chunks path=6");
+            "chunk_posted group=24 size=1000 bytes position=2 chunk=3 chunks=4 chunks whole=no "
+            "path=6");
 }
 
 TEST_F(TraceDumpTest, OfACutDumpIsReadWhatIsThere) {

@@ -31,16 +31,12 @@ class TraceToolTest : public test::CounterFiles {
   };
   static void message(TracedProcess& from, uint32_t from_actor, TracedProcess& to,
                       uint32_t to_actor, uint64_t group, const Times& times) {
-    const uint64_t chunk = trace_chunk(4096, 0, 0, 1);
+    const uint64_t chunk = trace_chunk(4096, 0, 0, 1, true);
     to.at(times.announced, TraceEvent::cts_sent, to_actor, group, 1);
     from.at(times.heard, TraceEvent::cts_received, from_actor, group, 1);
-    from.at(times.posted, TraceEvent::transfer_posted, from_actor, group,
-            trace_chunk(4096, 0, 0, 0));
     from.at(times.posted, TraceEvent::chunk_posted, from_actor, group, chunk);
     to.at(times.arrived, TraceEvent::chunk_arrived, to_actor, group, chunk);
-    to.at(times.arrived, TraceEvent::transfer_completed, to_actor, group, 4096, 1);
     from.at(times.acked, TraceEvent::chunk_acked, from_actor, group, chunk);
-    from.at(times.acked, TraceEvent::transfer_sent, from_actor, group, trace_chunk(4096, 0, 0, 0));
   }
 
   /// What happens in a ring of ranks.
@@ -154,6 +150,8 @@ TEST_F(TraceToolTest, BothSidesOfAMessageComeTogether) {
   EXPECT_EQ(one.chunks[0].arrived_ns - one.chunks[0].posted_ns, 1 * msec);
   EXPECT_EQ(one.chunks[0].acked_ns - one.chunks[0].posted_ns, 2 * msec);
   EXPECT_EQ(one.received_ns - one.announced_ns, 3 * msec);
+  EXPECT_EQ(one.begun_ns, one.chunks[0].posted_ns);
+  EXPECT_EQ(one.sent_ns, one.chunks[0].acked_ns);
   TraceFilter filter;
   filter.events = {"chunk_arrived"};
   const auto shown = filtered(timeline, filter);

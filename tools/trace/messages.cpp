@@ -76,9 +76,19 @@ class MessageBook {
     return static_cast<size_t>(&message - messages_.data());
   }
 
-  void take_chunk(const TraceMoment& moment, int64_t TraceChunk::*when) {
+  TraceMessage& message_of(const TraceMoment& moment, int64_t TraceMessage::*of_transfer) {
     TraceMessage& message =
         at(moment, number(moment, "group"), static_cast<uint32_t>(number(moment, "position")));
+    if (number(moment, "whole") != 0) {
+      message.*of_transfer = moment.time_ns;
+    }
+    return message;
+  }
+
+  /// `of_transfer`: the moment is this one too where the chunk is all of its transfer.
+  void take_chunk(const TraceMoment& moment, int64_t TraceChunk::*when,
+                  int64_t TraceMessage::*of_transfer) {
+    TraceMessage& message = message_of(moment, of_transfer);
     TraceChunk& chunk = chunk_of(message, static_cast<uint32_t>(number(moment, "chunk")),
                                  static_cast<uint32_t>(number(moment, "size")), when);
     chunk.*when = moment.time_ns;
@@ -89,10 +99,10 @@ class MessageBook {
     }
   }
 
-  /// Of several postings of a chunk the last one is meant that is on the path.
-  void take_ack(const TraceMoment& moment, int64_t TraceChunk::*when) {
-    TraceMessage& message =
-        at(moment, number(moment, "group"), static_cast<uint32_t>(number(moment, "position")));
+  /// The same.  Of several postings of a chunk the last one is meant that is on the path.
+  void take_ack(const TraceMoment& moment, int64_t TraceChunk::*when,
+                int64_t TraceMessage::*of_transfer) {
+    TraceMessage& message = message_of(moment, of_transfer);
     const auto chunk = static_cast<uint32_t>(number(moment, "chunk"));
     const auto path = static_cast<uint32_t>(number(moment, "path"));
     const std::vector<size_t>& postings = postings_[{index_of(message), chunk}];
@@ -103,7 +113,7 @@ class MessageBook {
         return;
       }
     }
-    take_chunk(moment, when);
+    take_chunk(moment, when, of_transfer);
   }
 
   void take_announcement(const TraceMoment& moment, int64_t TraceMessage::*when) {
@@ -151,13 +161,13 @@ class MessageBook {
         at(moment, number(moment, "group"), 0).received_ns = moment.time_ns;
         break;
       case TraceEvent::chunk_posted:
-        take_chunk(moment, &TraceChunk::posted_ns);
+        take_chunk(moment, &TraceChunk::posted_ns, &TraceMessage::begun_ns);
         break;
       case TraceEvent::chunk_acked:
-        take_ack(moment, &TraceChunk::acked_ns);
+        take_ack(moment, &TraceChunk::acked_ns, &TraceMessage::sent_ns);
         break;
       case TraceEvent::chunk_arrived:
-        take_ack(moment, &TraceChunk::arrived_ns);
+        take_ack(moment, &TraceChunk::arrived_ns, &TraceMessage::received_ns);
         break;
       case TraceEvent::cts_sent:
         take_announcement(moment, &TraceMessage::announced_ns);
