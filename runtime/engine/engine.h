@@ -291,7 +291,7 @@ class Engine {
 
 // What every call of NCCL's goes through in inline mode: without a call of its own.
 
-inline bool Engine::try_acquire(WorkerSlot& slot) {
+[[gnu::always_inline]] inline bool Engine::try_acquire(WorkerSlot& slot) {
   if (slot.busy.load(std::memory_order_relaxed) ||
       slot.busy.exchange(true, std::memory_order_acquire)) [[unlikely]] {
     return false;  // somebody is at it

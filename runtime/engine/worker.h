@@ -242,7 +242,7 @@ template <class Call>
   }
 }
 
-inline unsigned Worker::poll(size_t at) {
+[[gnu::always_inline]] inline unsigned Worker::poll(size_t at) {
   Poller* const poller = pollers_[at].poller;
   ++pollers_[at].turns;
   const unsigned work = survive([&] { return poller->poll(turn_clock_); });
