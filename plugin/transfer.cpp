@@ -240,6 +240,7 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
   abi::NcclResult why{};
   const fabric::Registration* registration = known_to(channel, mhandle, why);
   if (registration == nullptr) [[unlikely]] {
+    driver.turn();
     return why;
   }
   SendRequest* slot =
@@ -297,6 +298,7 @@ abi::NcclResult net_dereg_mr(void* comm, void* mhandle) noexcept {
     const fabric::Registration* registration = known_to(channel, mhandles[i], why);
     if (registration == nullptr) [[unlikely]] {
       channel.release(*slot);
+      driver.turn();
       return why;
     }
     slot->buffers[i] = {static_cast<std::byte*>(data[i]), static_cast<uint32_t>(sizes[i]),
