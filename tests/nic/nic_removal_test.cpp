@@ -43,7 +43,7 @@ TEST(NicRemoval, MemoryGoesFirstTheNewestBeforeTheOthersThenQueuePairsThenTheRes
     EXPECT_EQ(first_failure(older), IBV_WC_REM_ACCESS_ERR);
     EXPECT_GE(control.device(1, 1).counters.revoked.load(), 2U);
     EXPECT_EQ(newer.b.event(), IBV_EVENT_QP_ACCESS_ERR) << "of the write that was refused";
-    EXPECT_EQ(newer.b.event(), IBV_EVENT_QP_ACCESS_ERR) << "and of the other one";
+    EXPECT_EQ(older.b.event(), IBV_EVENT_QP_ACCESS_ERR) << "and of the other one";
     EXPECT_TRUE(await([&] { return hangs_up(channel->fd); }));
     EXPECT_EQ(control.device(1, 1).mode.load(), static_cast<uint32_t>(Mode::reset));
     EXPECT_EQ(newer.b.event(), IBV_EVENT_DEVICE_FATAL) << "nothing told of it before";
