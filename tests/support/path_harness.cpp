@@ -220,14 +220,7 @@ std::unique_ptr<PathSide> make_ud_side(size_t index, const DatagramSide::Loss& l
   verbs::UdIo::Route route;
   route.port = usable.info.port;
   route.gid = *verbs::gid_preference(config, usable.info);
-  const auto open = [&] {
-    return verbs::UdIo::open(usable.device, route, verbs::Options::from(config));
-  };
-  auto opened = open();
-  // As connections do: a busy machine is not what is tested here.
-  for (int tries = 1; !opened && opened.error().code == Errc::timed_out && tries < 10; ++tries) {
-    opened = open();
-  }
+  auto opened = verbs::UdIo::open(usable.device, route, verbs::Options::from(config));
   if (!opened) {
     throw std::runtime_error(opened.error().message());
   }
